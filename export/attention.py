@@ -1,0 +1,147 @@
+"""THE SEAM: the one attention function that every exported model goes through.
+
+When run it is plain PyTorch, and the reference that the exported graph is held against. While exporting it emits the
+fused operator `com.microsoft.MultiHeadAttention`. Emitted, not found: pattern matching on the finished graph fuses
+nothing on today's exporter. Our own encoder calls `attend`; transformers calls it through its registry, under the
+name `ATTENTION`.
+
+`torch.onnx.ops.symbolic` has no implementation and answers zeros in eager mode without a word, and some transformers
+models ignore the registry with no more than a warning. So nothing here is trusted: whoever exports counts the fused
+nodes and compares the numbers (graph.py, verify.py).
+
+Packed form. Rows of all sequences stand back to back (T, E). Attention alone needs (B, S, E), so rows are gathered into
+slots on the way in and back on the way out. Unused slots hold some real row: as keys they are masked by `lengths`, as
+queries they are dropped.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ATTENTION = "mhsa_packed"
+OPERATOR_DOMAIN, OPERATOR = "com.microsoft", "MultiHeadAttention"
+
+# Scores of masked keys are set to (eager) or lowered by (fused) this much. Not -inf: a row without any visible key
+# would be NaN. Not the operator's default of -10000: logits can be that large.
+_MASKED = torch.finfo(torch.float32).min
+
+# What some transformers models hand to attention and this seam does not do. Ignoring one would give wrong numbers.
+_UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """How T rows fill B x S slots: pad_index (B, S) and unpad_index (T,) int64, lengths (B,) int32."""
+
+    pad_index: Tensor
+    unpad_index: Tensor
+    lengths: Tensor
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """(T, E) -> (B, S, E). An embedding lookup, because that is what becomes one Gather on axis 0."""
+        return nn.functional.embedding(self.pad_index, rows)
+
+    def unpad(self, slots: Tensor) -> Tensor:
+        """(B, S, E) -> (T, E)."""
+        return nn.functional.embedding(self.unpad_index, slots.flatten(0, 1))
+
+    def is_real(self) -> Tensor:
+        """(B, S) bool: which slots hold a token of their own."""
+        return torch.arange(self.pad_index.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(1)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    num_heads: int,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    packing: Packing | None = None,
+) -> Tensor:
+    """Concat(head_1..head_H) with head = softmax(Q K^T x scale) V.
+
+    Padded form: query, key, value (B, S, E), `mask` (B, S) bool, True where a key is real. Packed form: (T, E) with
+    `packing`, which says what is real. `scale` is 1/sqrt(E/H) unless given. Source: Vaswani et al. 2017, 3.2.
+    """
+    if scale is None:
+        scale = (query.shape[-1] // num_heads) ** -0.5
+    if packing is None:
+        return _attend_padded(query, key, value, num_heads, scale, mask, is_causal)
+    if mask is not None:
+        raise ValueError("mask and packing are both given; a packed batch holds real tokens only")
+    query, key, value = packing.pad(query), packing.pad(key), packing.pad(value)  # (B, S, E) each
+    if torch.onnx.is_in_onnx_export():
+        return packing.unpad(_emit_fused(query, key, value, num_heads, scale, is_causal, packing.lengths))
+    return packing.unpad(_attend_padded(query, key, value, num_heads, scale, packing.is_real(), is_causal))
+
+
+def _attend_padded(
+    query: Tensor, key: Tensor, value: Tensor, num_heads: int, scale: float, mask: Tensor | None, is_causal: bool
+) -> Tensor:
+    q, k, v = (x.view(*x.shape[:-1], num_heads, -1).transpose(1, 2) for x in (query, key, value))  # (B, H, S, D)
+    scores = q @ k.transpose(-2, -1) * scale  # (B, H, S, S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None, :], _MASKED)
+    if is_causal:
+        is_later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(is_later, _MASKED)
+    attended: Tensor = scores.softmax(-1) @ v  # (B, H, S, D)
+    return attended.transpose(1, 2).flatten(2)  # (B, S, E)
+
+
+def _emit_fused(
+    query: Tensor, key: Tensor, value: Tensor, num_heads: int, scale: float, is_causal: bool, lengths: Tensor
+) -> Tensor:
+    """The fused operator on (B, S, E), with lengths as its 1-D mask.
+
+    Causal attention goes without the mask: no earlier slot of a real query is ever unused, and ONNX Runtime has a
+    history of getting the two together wrong (onnxruntime#14363).
+    """
+    return torch.onnx.ops.symbolic(
+        f"{OPERATOR_DOMAIN}::{OPERATOR}",
+        (query, key, value, None, None if is_causal else lengths),
+        {"num_heads": num_heads, "scale": scale, "mask_filter_value": _MASKED, "unidirectional": int(is_causal)},
+        dtype=query.dtype,
+        shape=query.shape,
+        version=1,
+    )
+
+
+def register_with_transformers() -> None:
+    """Make `attn_implementation=ATTENTION` known to transformers; needed by its models only, so imported here."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, _transformers_attention)
+    AttentionMaskInterface.register(ATTENTION, _no_mask)
+
+
+def _no_mask(*_args: object, **_kwargs: object) -> None:
+    """A packed batch needs no mask tensor: `lengths` travels in `packing`."""
+
+
+def _transformers_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    packing: Packing | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """The signature that transformers calls, on (1, H, T, D); `packing` is a keyword that was given to the model."""
+    if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
+        raise ValueError(f"{type(module).__name__} asks for {', '.join(unsupported)}, which packed attention lacks")
+    if packing is None or attention_mask is not None or dropout:
+        raise ValueError(f"{type(module).__name__}: packed attention takes `packing`, no mask and no dropout")
+    num_heads = query.shape[1]
+    rows = [heads.transpose(1, 2).reshape(-1, num_heads * heads.shape[-1]) for heads in (query, key, value)]  # (T, E)
+    is_causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
+    attended = attend(*rows, num_heads=num_heads, scale=scaling, is_causal=is_causal, packing=packing)
+    return attended.view(1, -1, num_heads, value.shape[-1]), None  # (1, T, H, D)

@@ -1,0 +1,252 @@
+"""Checkpoints in Hugging Face and sentence-transformers layout, read from a local directory. Nothing is downloaded.
+
+Whatever would make the answer wrong or run a stranger's code is refused here, before any work is done: a model type
+whose attention has not been proved to go through the seam, `auto_map` (Python files to run), a tokenizer that does not
+fit the embedding, weights that do not fit the configuration (weights.py).
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
+
+from export.attention import ATTENTION, Packing, register_with_transformers
+from export.errors import ExportError
+from export.weights import KeyRules, load_weights
+
+# What a client needs to turn text into the ids that this model knows.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+_VOCABULARY_FILES = ("tokenizer.json", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One entry of sentence-transformers' modules.json: the class's last name and the directory of its files."""
+
+    kind: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What differs between families of models. `refuse` says what about a config.json is not supported."""
+
+    model_class: type[PreTrainedModel]
+    config_class: type[PreTrainedConfig]
+    keys: KeyRules
+    refuse: Callable[[dict[str, Any]], str | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """A model with its weights, ready to run, and what its files say about it. `unused_keys` were left aside."""
+
+    path: Path
+    family: str
+    encoder: "TransformersEncoder"
+    modules: tuple[Module, ...]
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    type_vocab_size: int
+    pad_token_id: int
+    max_sequence_tokens: int
+    unused_keys: tuple[str, ...]
+    tokenizer_files: tuple[Path, ...]
+    tokenize: Callable[[str], list[int]]
+
+
+class TransformersEncoder(nn.Module):
+    """A transformers model behind the calling convention of `export.encoder.Encoder`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        register_with_transformers()
+        self.model = model
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        token_type_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """Packed, (T,) -> (T, E), through the seam; or padded, (B, S) -> (B, S, E), in transformers' own attention."""
+        inputs = {"input_ids": token_ids, "position_ids": position_ids, "token_type_ids": token_type_ids}
+        if packing is None:
+            self.model.set_attn_implementation("eager")
+            padded = self.model(**inputs, attention_mask=None if mask is None else mask.long())
+            return padded.last_hidden_state  # type: ignore[no-any-return]  # transformers returns untyped outputs
+        self.model.set_attn_implementation(ATTENTION)
+        batch_of_one = {name: ids if ids is None else ids.unsqueeze(0) for name, ids in inputs.items()}  # (1, T) each
+        packed = self.model(**batch_of_one, packing=packing)
+        return packed.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]  # as above
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check everything. Raises `ExportError`."""
+    if not path.is_dir():
+        raise ExportError(f"{path} is not a directory; give the one that holds the checkpoint's config.json")
+    modules = _read_modules(path)
+    directory = next((module.path for module in modules if module.kind == "Transformer"), path)
+    content = _read_config(directory)
+    family = _find_family(directory, content)
+    model, config = _build(directory, family, content)
+    unused_keys = load_weights(directory, model, family.keys)
+    encoder = TransformersEncoder(model)
+    encoder.eval()
+    return Checkpoint(
+        path=path,
+        family=content["model_type"],
+        encoder=encoder,
+        modules=modules,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        vocab_size=config.vocab_size,
+        type_vocab_size=config.type_vocab_size,
+        pad_token_id=config.pad_token_id or 0,  # pads are masked: without a pad token any id serves
+        max_sequence_tokens=_read_limit(directory, config.max_position_embeddings),
+        unused_keys=unused_keys,
+        tokenizer_files=tuple(file for name in _TOKENIZER_FILES if (file := directory / name).is_file()),
+        tokenize=_open_tokenizer(directory, config.vocab_size),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises `ExportError` when there is none."""
+    content = _read_any_json(path)
+    if not isinstance(content, dict):
+        raise ExportError(f"{path}: not a JSON object; fetch the checkpoint again")
+    return content
+
+
+def _read_any_json(path: Path) -> object:
+    try:
+        content: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ExportError(f"{path}: {error.strerror}; give a checkpoint directory that has this file") from None
+    except ValueError as error:
+        raise ExportError(f"{path}: not JSON ({error}); fetch the checkpoint again") from None
+    return content
+
+
+def _read_modules(path: Path) -> tuple[Module, ...]:
+    """modules.json, empty if there is none."""
+    file = path / "modules.json"
+    if not file.exists():
+        return ()
+    try:
+        entries = [(str(entry["type"]), str(entry["path"])) for entry in _read_any_json(file)]  # type: ignore[attr-defined]  # not iterable: caught
+    except (TypeError, KeyError):
+        raise ExportError(f"{file}: not a list of modules with type and path; fetch the checkpoint again") from None
+    return tuple(_module(path, *entry) for entry in entries)
+
+
+def _module(path: Path, type_name: str, subdirectory: str) -> Module:
+    package, _, kind = type_name.rpartition(".")
+    if package.partition(".")[0] != "sentence_transformers":
+        raise ExportError(f"{path}: module {type_name!r} is Python code of the checkpoint's own, which is never run")
+    directory = (path / subdirectory).resolve()
+    if not directory.is_relative_to(path.resolve()):
+        raise ExportError(f"{path}: module path {subdirectory!r} leaves the checkpoint; correct modules.json")
+    return Module(kind, directory)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    content = read_json(directory / "config.json")
+    tokenizer = directory / "tokenizer_config.json"
+    if "auto_map" in content or (tokenizer.exists() and "auto_map" in read_json(tokenizer)):
+        raise ExportError(
+            f"{directory}: its configuration has auto_map, which names Python files to run, and code from a checkpoint "
+            "is never run; use a checkpoint of a model type that transformers itself has"
+        )
+    return content
+
+
+def _find_family(directory: Path, content: dict[str, Any]) -> Family:
+    model_type = str(content.get("model_type"))
+    if model_type not in FAMILIES:
+        reason = _REFUSED.get(model_type, "no packed form of it has been verified")
+        known = ", ".join(sorted(FAMILIES))
+        raise ExportError(f"{directory}: model_type {model_type!r} is not supported: {reason}; supported: {known}")
+    if problem := FAMILIES[model_type].refuse(content):
+        raise ExportError(f"{directory}: {problem}")
+    return FAMILIES[model_type]
+
+
+def _build(directory: Path, family: Family, content: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedConfig]:
+    try:
+        config = family.config_class.from_dict(content)
+        return family.model_class(config, add_pooling_layer=False), config
+    except Exception as error:  # transformers has no error of its own for a bad configuration
+        raise ExportError(f"{directory / 'config.json'}: transformers builds no model from it: {error}") from error
+
+
+def _read_limit(directory: Path, num_positions: int) -> int:
+    """The longest sequence: the model's positions, or less where sentence-transformers was told so."""
+    path = directory / "sentence_bert_config.json"
+    limit = read_json(path).get("max_seq_length") if path.exists() else None
+    if limit is None:
+        return num_positions
+    if not isinstance(limit, int) or limit < 1:
+        raise ExportError(f"{path}: max_seq_length is {limit!r}; it must be a whole number of at least 1")
+    return min(limit, num_positions)
+
+
+def _open_tokenizer(directory: Path, vocab_size: int) -> Callable[[str], list[int]]:
+    if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
+        names = " or ".join(_VOCABULARY_FILES)
+        raise ExportError(f"{directory}: no tokenizer ({names}); add it, clients need it to make token ids")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ExportError(f"{directory}: its tokenizer cannot be read: {error}; fetch it again") from error
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        raise ExportError(
+            f"{directory}: the tokenizer's largest id is {largest}, the embedding has {vocab_size} rows; "
+            "use the tokenizer that the model was trained with"
+        )
+    return lambda text: list(tokenizer.encode(text, verbose=False))
+
+
+def _refuse_bert(content: dict[str, Any]) -> str | None:
+    kind = content.get("position_embedding_type", "absolute")
+    if kind != "absolute":
+        return f"position_embedding_type is {kind!r}, which transformers now ignores; supported: absolute"
+    if content.get("is_decoder") or content.get("add_cross_attention"):
+        return "it is a decoder (is_decoder or add_cross_attention); only encoders are served"
+    return None
+
+
+FAMILIES = {
+    "bert": Family(
+        model_class=BertModel,
+        config_class=BertConfig,
+        keys=KeyRules(
+            prefix="bert.",
+            unused_prefixes=("pooler.", "cls.", "classifier.", "qa_outputs."),
+            buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
+            renames=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
+        ),
+        refuse=_refuse_bert,
+    ),
+}
+_RELATIVE = "its relative position bias is added inside attention, where the fused operator cannot see it"
+_REFUSED = {"mpnet": _RELATIVE, "deberta": _RELATIVE, "deberta-v2": _RELATIVE, "t5": _RELATIVE}

@@ -1,0 +1,78 @@
+"""The batches that an exported graph is held to. They hold what has broken exports before.
+
+One token, the longest sequence, lengths that are prime, batches of one, all equal, one long among many short, left
+padding and masks with holes (through position ids), and English text.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from export.pooling import PoolingChoice
+from service.request import Int64Array, TokenSequence
+
+SEED = 20240607
+_LONG_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """What is verified: a reference, and what its inputs may be.
+
+    `encoder(token_ids, mask=...)` maps (B, S) to (B, S, E); it takes `token_type_ids` where `type_vocab_size` is not 0.
+    """
+
+    encoder: nn.Module
+    pooling: PoolingChoice
+    num_layers: int
+    vocab_size: int
+    type_vocab_size: int
+    pad_token_id: int
+    max_sequence_tokens: int
+    tokenize: Callable[[str], list[int]] | None = None
+
+
+def make_grid(subject: Subject) -> dict[str, list[TokenSequence]]:
+    """The batches to compare on, each of sequences within the model's limit."""
+    longest = subject.max_sequence_tokens
+    long = min(longest, _LONG_TOKENS)
+    rng = np.random.default_rng(SEED)
+    lengths = {
+        "one token": [1],
+        "one sequence": [37],
+        "longest": [longest],
+        "ones and twos": [1, 2, 1, 1, 2],
+        "primes": [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31],
+        "all equal": [16] * 8,
+        "one long, many short": [3, 1, 4, 1, 5, long, 9, 2, 6, 5, 3, 5],
+    }
+    grid = {
+        name: [_random_sequence(rng, subject, np.arange(min(size, longest))) for size in sizes]
+        for name, sizes in lengths.items()
+    }
+    columns = np.arange(min(24, longest))
+    left_padded = [columns[-size:] for size in (1, 5, 24, 11)]
+    with_holes = [np.sort(rng.choice(columns, max(1, len(columns) // part), replace=False)) for part in (2, 3, 5, 12)]
+    grid["left padded"] = [_random_sequence(rng, subject, positions) for positions in left_padded]
+    grid["masks with holes"] = [_random_sequence(rng, subject, positions) for positions in with_holes]
+    if subject.tokenize is not None:
+        grid["English text"] = english_sequences(subject.tokenize, 12, long)
+    return grid
+
+
+def english_sequences(tokenize: Callable[[str], list[int]], count: int, max_tokens: int) -> list[TokenSequence]:
+    """Paragraphs of Python's own language reference, cut to `max_tokens`."""
+    from pydoc_data.topics import topics
+
+    paragraphs = [part for text in topics.values() for part in text.split("\n\n") if len(part) > 60]
+    chosen = paragraphs[:: len(paragraphs) // count][:count]
+    ids = [np.array(tokenize(paragraph)[:max_tokens], np.int64) for paragraph in chosen]
+    return [TokenSequence(row, np.arange(len(row)), np.zeros(len(row), np.int64)) for row in ids]
+
+
+def _random_sequence(rng: np.random.Generator, subject: Subject, positions: Int64Array) -> TokenSequence:
+    size = len(positions)
+    types = rng.integers(0, max(subject.type_vocab_size, 1), size)
+    return TokenSequence(rng.integers(0, subject.vocab_size, size), positions, types)

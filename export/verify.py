@@ -1,0 +1,208 @@
+"""The gate: PyTorch, padded and eager, against `service.engine` on ragged batches. A bundle that fails is not written.
+
+The reference shares nothing with what it judges: transformers' own eager attention on a padded batch with a mask, and
+pooling written out again below, per sequence. It is compared through the very engine that will serve, on grid.py's
+batches.
+
+Besides parity: a sequence's answer must not depend on its batch mates, and what stands in unused slots must not
+change a bit of the answer.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor
+
+from export.errors import ExportError
+from export.graph import OPSET, check_graph, count_fused
+from export.grid import SEED, Subject, make_grid
+from export.pooling import PoolingChoice
+from service.bundle import GraphFacts
+from service.engine import Engine
+from service.packing import PackedBatch, pack
+from service.request import Float32Array, TokenSequence
+
+# float32 has 24 bits: a dozen layers of sums in another order cost about 2e-6 on vectors of order 1.
+MAX_ERROR = 1e-5
+MIN_COSINE = 0.99999
+# The same kernels on the same row; only the blocking of the matrix products differs with the batch.
+MAX_COMPANY_ERROR = 1e-6
+
+
+class Answer(NamedTuple):
+    """Vectors of a batch: tokens (T, E), pooled (B, E)."""
+
+    tokens: Float32Array
+    pooled: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class CaseParity:
+    """One batch of the grid. `company_error`: the largest difference between a sequence alone and in this batch."""
+
+    name: str
+    num_sequences: int
+    num_tokens: int
+    longest: int
+    token_error: float
+    pooled_error: float
+    token_cosine: float
+    pooled_cosine: float
+    company_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """What verification found, with the limits it was held to. Saved as parity.json."""
+
+    cases: tuple[CaseParity, ...]
+    graph: GraphFacts
+    max_error: float = MAX_ERROR
+    min_cosine: float = MIN_COSINE
+    max_company_error: float = MAX_COMPANY_ERROR
+
+    def as_table(self) -> Table:
+        """The report for people; narrow enough for 80 columns."""
+        table = Table(title="PyTorch eager against ONNX Runtime", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+        table.add_column("batch", no_wrap=True)
+        for heading in ("sequences", "tokens", "token err", "pooled err", "1 - cos", "company"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for case in self.cases:
+            cosine = min(case.token_cosine, case.pooled_cosine)
+            errors = (case.token_error, case.pooled_error, 1 - cosine, case.company_error)
+            table.add_row(
+                case.name, str(case.num_sequences), str(case.num_tokens), *(f"{value:.1e}" for value in errors)
+            )
+        limits = (self.max_error, self.max_error, 1 - self.min_cosine, self.max_company_error)
+        table.add_section()
+        table.add_row("limit", "", "", *(f"{limit:.1e}" for limit in limits))
+        return table
+
+
+def verify(subject: Subject, graph: Path) -> ParityReport:
+    """Hold the graph file against its reference. Raises `ExportError` that names the worst case."""
+    facts = verify_fusion(graph, num_layers=subject.num_layers, has_token_types=subject.type_vocab_size > 0)
+    engine = Engine(graph, has_token_types=subject.type_vocab_size > 0)
+    grid = make_grid(subject)
+    report = ParityReport(tuple(_compare(name, subject, engine, batch) for name, batch in grid.items()), facts)
+    _check(report)
+    _check_unused_slots(engine, pack(grid["one long, many short"]))
+    return report
+
+
+def verify_fusion(graph: Path, *, num_layers: int, has_token_types: bool) -> GraphFacts:
+    """Count fused nodes in the file and again in what ONNX Runtime makes of it. Raises `ExportError`."""
+    num_fused = check_graph(graph, num_layers=num_layers, has_token_types=has_token_types)
+    with tempfile.TemporaryDirectory(prefix="mhsa-export-") as directory:
+        optimized = Path(directory) / "optimized.onnx"
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(optimized)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        return GraphFacts(OPSET, num_fused, count_fused(optimized, num_layers))
+
+
+def reference_answer(subject: Subject, sequences: Sequence[TokenSequence]) -> Answer:
+    """PyTorch's answer: each token in the column that its position names, a mask, eager attention."""
+    width = 1 + max(int(sequence.position_ids.max()) for sequence in sequences)
+    shape = (len(sequences), width)
+    ids, types = torch.full(shape, subject.pad_token_id), torch.zeros(shape, dtype=torch.long)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        columns = torch.from_numpy(sequence.position_ids)
+        ids[row, columns] = torch.from_numpy(sequence.token_ids)
+        types[row, columns] = torch.from_numpy(sequence.token_type_ids)
+        mask[row, columns] = True
+    keywords: dict[str, Tensor] = {"token_type_ids": types} if subject.type_vocab_size else {}
+    with torch.no_grad():
+        hidden = subject.encoder(ids, mask=mask, **keywords).numpy()  # (B, S, E)
+    rows = [hidden[row, sequence.position_ids] for row, sequence in enumerate(sequences)]
+    return Answer(np.concatenate(rows), np.stack([_pool(row, subject.pooling) for row in rows]))
+
+
+def _pool(rows: Float32Array, pooling: PoolingChoice) -> Float32Array:
+    how = {"mean": rows.mean(0), "max": rows.max(0), "cls": rows[0], "last": rows[-1]}
+    pooled: Float32Array = how[pooling.mode]
+    return pooled / max(np.linalg.norm(pooled), np.float32(1e-12)) if pooling.normalize else pooled
+
+
+def _compare(name: str, subject: Subject, engine: Engine, sequences: list[TokenSequence]) -> CaseParity:
+    batch = pack(sequences)
+    expected, found = reference_answer(subject, sequences), _run(engine, batch)
+    alone = [_run(engine, pack([sequence])) for sequence in sequences] if len(sequences) > 1 else [found]
+    return CaseParity(
+        name,
+        batch.num_sequences,
+        batch.num_tokens,
+        batch.longest,
+        token_error=_error(found.tokens, expected.tokens),
+        pooled_error=_error(found.pooled, expected.pooled),
+        token_cosine=_cosine(found.tokens, expected.tokens),
+        pooled_cosine=_cosine(found.pooled, expected.pooled),
+        company_error=max(
+            _error(found.tokens, np.concatenate([answer.tokens for answer in alone])),
+            _error(found.pooled, np.concatenate([answer.pooled for answer in alone])),
+        ),
+    )
+
+
+def _run(engine: Engine, batch: PackedBatch) -> Answer:
+    outputs = engine.run(batch, wants_tokens=True)
+    assert outputs.token_embeddings is not None  # they were asked for
+    return Answer(outputs.token_embeddings, outputs.sentence_embedding)
+
+
+def _error(found: Float32Array, expected: Float32Array) -> float:
+    """The largest absolute difference; infinite where a number is not finite, so that NaN passes no gate."""
+    difference = float(np.abs(found - expected).max())
+    return difference if np.isfinite(difference) else float("inf")
+
+
+def _cosine(found: Float32Array, expected: Float32Array) -> float:
+    """The smallest cosine over rows, in float64; 1 where both rows are zero."""
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    products, norms = (a * b).sum(-1), np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    is_zero = ~a.any(-1) & ~b.any(-1)
+    return float(np.where(is_zero, 1.0, products / np.where(norms > 0, norms, 1.0)).min())
+
+
+def _check(report: ParityReport) -> None:
+    """Raise `ExportError` for the number that is furthest past its limit."""
+    ratios = {
+        (case.name, quantity, value, limit): value / limit
+        for case in report.cases
+        for quantity, value, limit in (
+            ("largest error of a token vector", case.token_error, MAX_ERROR),
+            ("largest error of a pooled vector", case.pooled_error, MAX_ERROR),
+            ("1 - smallest cosine of a token vector", 1 - case.token_cosine, 1 - MIN_COSINE),
+            ("1 - smallest cosine of a pooled vector", 1 - case.pooled_cosine, 1 - MIN_COSINE),
+            ("difference between a sequence alone and in company", case.company_error, MAX_COMPANY_ERROR),
+        )
+    }
+    (name, quantity, value, limit), ratio = max(ratios.items(), key=lambda item: item[1])
+    if ratio > 1:
+        raise ExportError(
+            f"the exported graph does not answer as PyTorch does: {quantity} is {value:.2e} in batch {name!r}; "
+            f"the limit is {limit:.0e}. Nothing was written; report it with the checkpoint's name"
+        )
+
+
+def _check_unused_slots(engine: Engine, batch: PackedBatch) -> None:
+    """Point every unused slot at another row: not one bit of the answer may change."""
+    expected = _run(engine, batch)
+    is_unused = np.arange(batch.longest) >= batch.lengths[:, None]  # (B, S)
+    rows = np.random.default_rng(SEED).integers(0, batch.num_tokens, batch.pad_index.shape)
+    found = _run(engine, dataclasses.replace(batch, pad_index=np.where(is_unused, rows, batch.pad_index)))
+    if not (np.array_equal(found.tokens, expected.tokens) and np.array_equal(found.pooled, expected.pooled)):
+        error = max(_error(found.tokens, expected.tokens), _error(found.pooled, expected.pooled))
+        raise ExportError(f"what stands in unused slots changes the answer, by up to {error:.2e}; the limit is 0")

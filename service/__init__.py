@@ -1,0 +1,1 @@
+"""mhsa-serve's server: wire bytes -> request -> queue -> packed batch -> engine -> response."""

@@ -1,0 +1,31 @@
+"""`mhsa-serve`: parse, log, run."""
+
+import asyncio
+import logging
+import os
+import sys
+
+from service.config import parse_settings
+from service.errors import StartupError
+from service.server import serve
+
+
+def main() -> None:
+    """Serve until told to stop. Exit code 0 after a drain, 1 if the engine died, 2 if it could not start."""
+    try:
+        settings = parse_settings(sys.argv[1:])
+        logging.basicConfig(
+            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+        )
+        code = asyncio.run(serve(settings))
+    except StartupError as error:
+        sys.stderr.write(f"mhsa-serve: {error}\n")
+        code = 2
+    logging.shutdown()
+    # Everything is closed. A thread that ONNX Runtime holds, loading a model or in a run that would not end, aborts the
+    # process if it comes back while the interpreter is taken apart.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""The bundle on disk, both halves: what `mhsa-export` writes and `mhsa-serve` reads.
+
+    <name>/<version>/
+        model.json       the manifest: what it is, its limits, how it was made, sha256 of every other file
+        model.onnx       the packed graph
+        model.onnx.data  its weights
+        golden.npz       ragged inputs with PyTorch's outputs; the server replays them before it serves
+        parity.json      the exporter's whole report
+        tokenizer/       the checkpoint's tokenizer files, for clients
+
+A bundle is written beside its destination and renamed when everything in it has been verified, so a directory with the
+right name is always whole. The digest of model.json covers all files, through their sha256; a file that is not listed
+is refused, since the graph may name any file beside it as its weights.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from service.errors import BundleError
+from service.request import Float32Array, TokenSequence
+
+FORMAT = "mhsa-bundle/1"
+MANIFEST, GRAPH, GOLDEN, PARITY, TOKENIZER = (
+    "model.json",
+    "model.onnx",
+    "golden.npz",
+    "parity.json",
+    "tokenizer",
+)
+_FLAT_IDS = ("token_ids", "position_ids", "token_type_ids")
+_EXPECTED = ("token_embeddings", "sentence_embedding")
+_AGAIN = "export it again"
+
+Pooling = Literal["mean", "cls", "last", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """What was fused, counted in the file and again after ONNX Runtime's own optimisation."""
+
+    opset: int
+    fused_attention_nodes: int
+    optimized_attention_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """model.json. `hidden_size` is the width of both outputs; `type_vocab_size` is 0 for a model without token types.
+
+    `golden_tolerance` is the largest absolute difference from PyTorch at which the server still serves.
+    """
+
+    name: str
+    family: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    type_vocab_size: int
+    pad_token_id: int
+    max_sequence_tokens: int
+    pooling: Pooling
+    normalize: bool
+    precision: str
+    golden_tolerance: float
+    graph: GraphFacts
+    versions: dict[str, str]
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    format: str = FORMAT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Golden:
+    """Ragged inputs with PyTorch's outputs: token_embeddings (T, E), sentence_embedding (B, E)."""
+
+    sequences: tuple[TokenSequence, ...]
+    token_embeddings: Float32Array
+    sentence_embedding: Float32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """A bundle whose files are all there and have the recorded sha256."""
+
+    path: Path
+    manifest: Manifest
+    digest: str
+    golden: Golden
+
+    @property
+    def graph_path(self) -> Path:
+        return self.path / GRAPH
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read and check a bundle. Raises `BundleError` with what is wrong and what to do."""
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path}: no readable {MANIFEST} ({error.strerror}); {_AGAIN}") from None
+    manifest = _parse_manifest(path, raw)
+    _check_files(path, manifest.files)
+    golden = read_golden(path / GOLDEN, manifest.hidden_size)
+    return Bundle(path, manifest, hashlib.sha256(raw).hexdigest(), golden)
+
+
+@contextmanager
+def new_bundle(destination: Path, *, force: bool = False) -> Iterator[Path]:
+    """A temporary directory that becomes `destination` when the block ends well, and is gone when it does not.
+
+    Raises `BundleError` before anything is done if `destination` exists and `force` is not set.
+    """
+    if destination.exists() and not force:
+        raise _already_there(destination)
+    new_parents = [parent for parent in destination.parents if not parent.exists()]
+    work = _make_work_directory(destination)
+    try:
+        yield work
+        work.chmod(0o755)
+        if force and destination.exists():
+            _replace(destination, work)
+        else:
+            _move(work, destination)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        for parent in new_parents:
+            with suppress(OSError):  # not empty: it went well
+                parent.rmdir()
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> str:
+    """Write model.json with the sha256 of every other file in `directory`; returns the bundle's digest."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
+    digests = {path.relative_to(directory).as_posix(): _sha256(path) for path in files}
+    content = dataclasses.asdict(dataclasses.replace(manifest, files=digests))
+    raw = (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+    (directory / MANIFEST).write_bytes(raw)
+    return hashlib.sha256(raw).hexdigest()
+
+
+def write_golden(path: Path, golden: Golden) -> None:
+    """Write golden.npz: flat ids with lengths, and the expected outputs."""
+    np.savez_compressed(
+        path,
+        lengths=np.array([sequence.num_tokens for sequence in golden.sequences], np.int64),
+        token_ids=np.concatenate([sequence.token_ids for sequence in golden.sequences]),
+        position_ids=np.concatenate([sequence.position_ids for sequence in golden.sequences]),
+        token_type_ids=np.concatenate([sequence.token_type_ids for sequence in golden.sequences]),
+        token_embeddings=golden.token_embeddings,
+        sentence_embedding=golden.sentence_embedding,
+    )
+
+
+def read_golden(path: Path, hidden_size: int) -> Golden:
+    """Read golden.npz. Raises `BundleError` when it is no npz, or an array is missing or has another shape."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("lengths", *_FLAT_IDS, *_EXPECTED)}
+    except Exception as error:  # numpy, zipfile and zlib have a dozen classes for a damaged file
+        raise BundleError(f"{path}: not a golden file ({error}); {_AGAIN}") from None
+    lengths = arrays["lengths"]
+    if lengths.ndim != 1 or lengths.min(initial=1) < 1 or lengths.size == 0:
+        raise BundleError(f"{path}: lengths are {lengths.tolist()}, nothing can be compared; {_AGAIN}")
+    num_tokens, num_sequences = int(lengths.sum()), len(lengths)
+    # A wrong shape would be broadcast when it is compared, and could pass.
+    wanted = dict.fromkeys(_FLAT_IDS, (num_tokens,)) | dict(
+        zip(_EXPECTED, ((num_tokens, hidden_size), (num_sequences, hidden_size)), strict=True)
+    )
+    for name, shape in wanted.items():
+        if arrays[name].shape != shape:
+            raise BundleError(f"{path}: {name} has shape {arrays[name].shape}, expected {shape}; {_AGAIN}")
+    columns = [np.split(arrays[name], np.cumsum(lengths)[:-1]) for name in _FLAT_IDS]
+    sequences = tuple(TokenSequence(*parts) for parts in zip(*columns, strict=True))
+    return Golden(sequences, arrays["token_embeddings"], arrays["sentence_embedding"])
+
+
+def _check_files(path: Path, files: dict[str, str]) -> None:
+    """Every file is listed, inside the bundle, and as it was written."""
+    for name, recorded in files.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise BundleError(f"{path}: {MANIFEST} lists {name!r}, which is not inside the bundle; {_AGAIN}")
+        try:
+            found = _sha256(path / name)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path / name}: cannot be read ({error}); copy or {_AGAIN}") from None
+        if found != recorded:
+            raise BundleError(f"{path / name}: sha256 is {found}, {MANIFEST} says {recorded}; copy or {_AGAIN}")
+    if missing := {GRAPH, GOLDEN} - files.keys():
+        raise BundleError(f"{path}: {MANIFEST} lists no {', '.join(sorted(missing))}; {_AGAIN}")
+    present = {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()}
+    if unlisted := present - files.keys() - {MANIFEST}:
+        raise BundleError(f"{path}: {MANIFEST} does not list {', '.join(sorted(unlisted))}; delete it, or {_AGAIN}")
+
+
+def _parse_manifest(path: Path, raw: bytes) -> Manifest:
+    try:
+        content: dict[str, Any] = json.loads(raw, parse_constant=_refuse_constant)
+        if content.get("format") != FORMAT:
+            raise BundleError(f"{path}: format is {content.get('format')!r}, this server reads {FORMAT!r}; {_AGAIN}")
+        content["graph"] = GraphFacts(**content["graph"])
+        manifest = Manifest(**content)
+        _check_types(manifest)
+        _check_types(manifest.graph)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BundleError(f"{path}: {MANIFEST} cannot be read ({error}); {_AGAIN}") from None
+    return manifest
+
+
+def _refuse_constant(name: str) -> float:
+    """No difference is larger than NaN: with it as the tolerance every model would pass."""
+    raise ValueError(f"{name} is not a number")
+
+
+def _check_types(record: Manifest | GraphFacts) -> None:
+    """What JSON gave is what the fields declare."""
+    for name, hint in get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        if not _is_of(value, hint):
+            raise ValueError(f"{name} is {value!r}, expected {hint}")
+
+
+def _is_of(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _already_there(destination: Path) -> BundleError:
+    return BundleError(f"{destination} exists; give --force to replace it, or another --version")
+
+
+def _make_work_directory(destination: Path) -> Path:
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    except OSError as error:
+        raise BundleError(f"{destination.parent}: cannot be written to ({error.strerror})") from None
+
+
+def _move(work: Path, destination: Path) -> None:
+    try:
+        work.rename(destination)
+    except OSError:
+        if destination.exists():  # another export was faster
+            raise _already_there(destination) from None
+        raise
+
+
+def _replace(destination: Path, work: Path) -> None:
+    """Put `work` in the place of `destination`, which comes back if that fails."""
+    attic = Path(tempfile.mkdtemp(prefix=f".{destination.name}-old-", dir=destination.parent))
+    old = attic / "bundle"
+    try:
+        destination.rename(old)
+        work.rename(destination)
+    except BaseException:
+        if old.exists() and not destination.exists():
+            old.rename(destination)
+        raise
+    finally:
+        shutil.rmtree(attic, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

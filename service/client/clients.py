@@ -1,0 +1,194 @@
+"""The two clients, blocking and asyncio, line for line alike.
+
+Channels balance over every address behind a name (round_robin) and retry UNAVAILABLE, which the server answers only
+where nothing was run; gRPC itself obeys `grpc-retry-pushback-ms`. A full queue is RESOURCE_EXHAUSTED and is not
+retried: it would come back as load. Errors are gRPC's own, `grpc.RpcError`; bad arguments are `ValueError`.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Self, Unpack
+
+import grpc
+
+from protos.encoder_pb2 import (
+    OUTPUT_POOLED,
+    OUTPUT_TOKENS,
+    EncodeResponse,
+    GetModelRequest,
+    GetModelResponse,
+    Output,
+)
+from protos.encoder_pb2_grpc import EncoderServiceStub
+from service.client.plan import CallOptions, Float32Array, Plan, Sequences
+
+# Parts of one call on the wire at once: enough to keep a server's runners busy, few enough to leave others their turn.
+MAX_PARTS_IN_FLIGHT = 8
+
+_SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [
+        {
+            "name": [{"service": "mhsa.encoder.v1.EncoderService"}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+}
+_OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    # gRPC keeps this much of a call to send again; by default too little for a request of the server's default limit.
+    ("grpc.per_rpc_retry_buffer_size", 4 * 1024 * 1024),
+]
+
+
+class EncoderClient:
+    """A blocking client; threads may share it. `credentials` turn TLS on; `token` is sent as a bearer token."""
+
+    def __init__(
+        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, token: str | None = None
+    ) -> None:
+        self._channel = (
+            grpc.insecure_channel(target, _OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, _OPTIONS)
+        )
+        self._stub = EncoderServiceStub(self._channel)
+        self._metadata = _metadata(token)
+        self._models: dict[tuple[str, str], GetModelResponse] = {}
+
+    def model(self, model: str = "", version: str = "", *, timeout: float | None = None) -> GetModelResponse:
+        """The server's description of a model; asked for once."""
+        key = (model, version)
+        if key not in self._models:
+            request = GetModelRequest(model=model, version=version)
+            self._models[key] = self._stub.GetModel(request, timeout=timeout, metadata=self._metadata)
+        return self._models[key]
+
+    def encode(self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]) -> Float32Array:
+        """One vector for each sequence of token ids: (n, dimensions or hidden_size)."""
+        plan, responses = self._run(sequences, OUTPUT_POOLED, dimensions, options)
+        return plan.pooled(responses)
+
+    def encode_tokens(self, sequences: Sequences, **options: Unpack[CallOptions]) -> list[Float32Array]:
+        """One vector for each token: (L, hidden_size) for each sequence."""
+        plan, responses = self._run(sequences, OUTPUT_TOKENS, 0, options)
+        return plan.tokens(responses)
+
+    def close(self) -> None:
+        """Close the channel; calls in flight are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(
+        self, sequences: Sequences, output: Output.ValueType, dimensions: int, options: CallOptions
+    ) -> tuple[Plan, list[EncodeResponse]]:
+        remaining = _countdown(options.get("timeout"))
+        described = self.model(options.get("model", ""), options.get("version", ""), timeout=remaining())
+        plan = Plan(described, sequences, output, dimensions, options)
+        return plan, self._send(plan, remaining)
+
+    def _send(self, plan: Plan, remaining: Callable[[], float | None]) -> list[EncodeResponse]:
+        pending: deque[grpc.Future[EncodeResponse]] = deque()
+        responses: list[EncodeResponse] = []
+        try:
+            for part in plan.parts:
+                if len(pending) == MAX_PARTS_IN_FLIGHT:
+                    responses.append(pending.popleft().result())
+                request = plan.request(part)
+                pending.append(self._stub.Encode.future(request, timeout=remaining(), metadata=self._metadata))
+            responses.extend(call.result() for call in pending)
+        finally:
+            for call in pending:
+                call.cancel()
+        return responses
+
+
+class AsyncEncoderClient:
+    """The same for asyncio; make it in the event loop that uses it."""
+
+    def __init__(
+        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, token: str | None = None
+    ) -> None:
+        self._channel = (
+            grpc.aio.insecure_channel(target, _OPTIONS)
+            if credentials is None
+            else grpc.aio.secure_channel(target, credentials, _OPTIONS)
+        )
+        self._stub = EncoderServiceStub(self._channel)
+        self._metadata = _metadata(token)
+        self._models: dict[tuple[str, str], GetModelResponse] = {}
+
+    async def model(self, model: str = "", version: str = "", *, timeout: float | None = None) -> GetModelResponse:
+        """The server's description of a model; asked for once."""
+        key = (model, version)
+        if key not in self._models:
+            request = GetModelRequest(model=model, version=version)
+            self._models[key] = await self._stub.GetModel(request, timeout=timeout, metadata=self._metadata)
+        return self._models[key]
+
+    async def encode(
+        self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]
+    ) -> Float32Array:
+        """One vector for each sequence of token ids: (n, dimensions or hidden_size)."""
+        plan, responses = await self._run(sequences, OUTPUT_POOLED, dimensions, options)
+        return plan.pooled(responses)
+
+    async def encode_tokens(self, sequences: Sequences, **options: Unpack[CallOptions]) -> list[Float32Array]:
+        """One vector for each token: (L, hidden_size) for each sequence."""
+        plan, responses = await self._run(sequences, OUTPUT_TOKENS, 0, options)
+        return plan.tokens(responses)
+
+    async def close(self) -> None:
+        """Close the channel; calls in flight are cancelled."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(
+        self, sequences: Sequences, output: Output.ValueType, dimensions: int, options: CallOptions
+    ) -> tuple[Plan, list[EncodeResponse]]:
+        remaining = _countdown(options.get("timeout"))
+        described = await self.model(options.get("model", ""), options.get("version", ""), timeout=remaining())
+        plan = Plan(described, sequences, output, dimensions, options)
+        permits = asyncio.Semaphore(MAX_PARTS_IN_FLIGHT)
+
+        async def send(part: slice) -> EncodeResponse:
+            async with permits:
+                return await self._stub.Encode(plan.request(part), timeout=remaining(), metadata=self._metadata)
+
+        tasks = [asyncio.create_task(send(part)) for part in plan.parts]
+        try:
+            return plan, await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def _countdown(timeout: float | None) -> Callable[[], float | None]:
+    """What is left of a timeout each time it is asked."""
+    end = None if timeout is None else time.monotonic() + timeout
+    return lambda: None if end is None else max(0.0, end - time.monotonic())

@@ -1,0 +1,147 @@
+"""One call of a client, without its waiting: what to send and how the answers fit together."""
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from protos.encoder_pb2 import (
+    OUTPUT_TOKENS,
+    VECTOR_TYPE_FLOAT16,
+    VECTOR_TYPE_FLOAT32,
+    EncodeRequest,
+    EncodeResponse,
+    GetModelResponse,
+    Output,
+)
+
+# What a message has besides ids, lengths and vectors, rounded up.
+_ENVELOPE_BYTES = 1024
+# A length on the wire, at most.
+_LENGTH_BYTES = 5
+
+Sequences = Sequence[ArrayLike]
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+
+
+class CallOptions(TypedDict, total=False):
+    """What every call takes by keyword.
+
+    `model`, `version`: as in the API, empty for the server's default. `timeout`: seconds for the whole call.
+    `token_type_ids`: one array for each sequence, as long. `vector_type`: what the wire carries; arrays are float32.
+    """
+
+    model: str
+    version: str
+    timeout: float | None
+    token_type_ids: Sequences | None
+    vector_type: Literal["float32", "float16"]
+
+
+class Plan:
+    """One call: its sequences, cut into parts that the server takes, and its answers put together again."""
+
+    def __init__(
+        self,
+        described: GetModelResponse,
+        sequences: Sequences,
+        output: Output.ValueType,
+        dimensions: int,
+        options: CallOptions,
+    ) -> None:
+        self._options = options
+        self._output = output
+        self._dimensions = dimensions
+        self._hidden_size = described.hidden_size
+        self._is_half = options.get("vector_type") == "float16"
+        self._token_ids, self._lengths = _flatten("sequence", sequences)
+        self._token_types = self._flatten_types(options.get("token_type_ids"))
+        self._ends = np.cumsum(self._lengths)
+        _check_lengths(self._lengths, described)
+        self.parts = self._split(described)
+
+    def request(self, part: slice) -> EncodeRequest:
+        """The message for one part."""
+        span = slice(int(self._ends[part.start] - self._lengths[part.start]), int(self._ends[part.stop - 1]))
+        return EncodeRequest(
+            model=self._options.get("model", ""),
+            version=self._options.get("version", ""),
+            token_ids=self._token_ids[span].tobytes(),
+            lengths=self._lengths[part].tolist(),
+            token_type_ids=b"" if self._token_types is None else self._token_types[span].tobytes(),
+            output=self._output,
+            vector_type=VECTOR_TYPE_FLOAT16 if self._is_half else VECTOR_TYPE_FLOAT32,
+            dimensions=self._dimensions,
+        )
+
+    def pooled(self, responses: Sequence[EncodeResponse]) -> Float32Array:
+        """(n, dimensions)"""
+        return self._join([response.pooled for response in responses], self._dimensions or self._hidden_size)
+
+    def tokens(self, responses: Sequence[EncodeResponse]) -> list[Float32Array]:
+        """n arrays (L, hidden_size)"""
+        rows = self._join([response.tokens for response in responses], self._hidden_size)
+        return np.split(rows, self._ends[:-1]) if self._ends.size else []
+
+    def _join(self, chunks: list[bytes], width: int) -> Float32Array:
+        flat = np.frombuffer(b"".join(chunks), "<f2" if self._is_half else "<f4")
+        return flat.astype(np.float32).reshape(-1, width)
+
+    def _flatten_types(self, token_type_ids: Sequences | None) -> NDArray[np.int32] | None:
+        if token_type_ids is None:
+            return None
+        token_types, lengths = _flatten("token_type_ids", token_type_ids)
+        if not np.array_equal(lengths, self._lengths):
+            raise ValueError("token_type_ids must have one array for each sequence, as long as it")
+        return token_types
+
+    def _split(self, described: GetModelResponse) -> list[slice]:
+        """The fewest runs of sequences that each keep every limit. A sequence that keeps none goes alone: the server
+        says what is wrong with it.
+        """
+        limits = described.limits
+        ids = 4 if self._token_types is None else 8
+        vectors = self._lengths if self._output == OUTPUT_TOKENS else np.ones_like(self._lengths)
+        width = self._hidden_size if self._output == OUTPUT_TOKENS else self._dimensions or self._hidden_size
+        max_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
+        costs = [
+            (np.ones_like(self._lengths), limits.max_request_sequences),
+            (self._lengths, limits.max_request_tokens),
+            (self._lengths * ids + _LENGTH_BYTES, max_bytes),
+            (vectors * width * (2 if self._is_half else 4), max_bytes),
+        ]
+        return _pack_greedily([(np.cumsum(cost), limit) for cost, limit in costs], self._lengths.size)
+
+
+def _pack_greedily(spent: list[tuple[Int64Array, int]], count: int) -> list[slice]:
+    """Runs of 0..count, each the longest that spends at most the limit of every running total."""
+    parts: list[slice] = []
+    start = 0
+    while start < count:
+        before = [int(total[start - 1]) if start else 0 for total, _ in spent]
+        ends = [np.searchsorted(t, b + limit, side="right") for (t, limit), b in zip(spent, before, strict=True)]
+        stop = max(start + 1, int(min(ends)))
+        parts.append(slice(start, stop))
+        start = stop
+    return parts
+
+
+def _flatten(name: str, sequences: Sequences) -> tuple[NDArray[np.int32], Int64Array]:
+    """All ids back to back as the wire has them (T,), and the length of each sequence (n,)."""
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    for index, array in enumerate(arrays):
+        if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+            raise ValueError(f"{name} {index}: a list of at least one integer is wanted")
+    flat = np.concatenate([np.empty(0, np.int64), *(array.astype(np.int64) for array in arrays)])
+    if flat.size and (flat.min() < 0 or flat.max() > np.iinfo(np.int32).max):
+        raise ValueError(f"{name}: ids from {flat.min()} to {flat.max()}; they go from 0 to {np.iinfo(np.int32).max}")
+    return flat.astype("<i4"), np.array([array.size for array in arrays], np.int64)
+
+
+def _check_lengths(lengths: Int64Array, described: GetModelResponse) -> None:
+    limit = described.limits.max_sequence_tokens
+    if lengths.size and lengths.max() > limit:
+        index = int(np.argmax(lengths > limit))
+        raise ValueError(f"sequence {index} has {lengths[index]} tokens; model {described.model!r} takes {limit}")

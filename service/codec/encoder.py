@@ -1,0 +1,155 @@
+"""mhsa.encoder.v1 <-> request: ids come as little-endian int32 bytes, vectors leave as little-endian float bytes."""
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.encoder_pb2 import (
+    OUTPUT_POOLED,
+    OUTPUT_POOLED_AND_TOKENS,
+    OUTPUT_TOKENS,
+    OUTPUT_UNSPECIFIED,
+    VECTOR_TYPE_FLOAT16,
+    VECTOR_TYPE_FLOAT32,
+    VECTOR_TYPE_UNSPECIFIED,
+    EncodeRequest,
+    EncodeResponse,
+    Output,
+    Timings,
+    VectorType,
+)
+from service.codec.sequences import Locate, check_answer, check_counts, check_ids, cut, token_type_bound
+from service.errors import InvalidRequestError
+from service.request import Encoding, Float32Array, Int64Array, Limits, Request
+
+WIRE_ID = np.dtype("<i4")
+VECTOR_TYPES: dict[int, np.dtype[np.floating]] = {
+    VECTOR_TYPE_UNSPECIFIED: np.dtype("<f4"),
+    VECTOR_TYPE_FLOAT32: np.dtype("<f4"),
+    VECTOR_TYPE_FLOAT16: np.dtype("<f2"),
+}
+POOLED_OUTPUTS = frozenset({OUTPUT_UNSPECIFIED, OUTPUT_POOLED, OUTPUT_POOLED_AND_TOKENS})
+TOKEN_OUTPUTS = frozenset({OUTPUT_TOKENS, OUTPUT_POOLED_AND_TOKENS})
+
+# Everything in an answer but its vectors: tags, lengths, timings, version, and a stream's envelope with its id.
+ENVELOPE_BYTES = 512
+
+
+def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, deadline: float | None) -> Request:
+    """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
+    lengths = np.fromiter(message.lengths, np.int64, len(message.lengths))  # (B,)
+    _check_options(message, limits)
+    check_counts(lengths, limits, "sequence")
+    num_tokens = int(lengths.sum())
+    check_answer(_answer_bytes(message, lengths.size, num_tokens, limits), limits)
+    locate = _locator(lengths)
+    token_ids = check_ids("token id", _read("token_ids", message.token_ids, num_tokens), limits.vocab_size, locate)
+    return Request(
+        sequences=cut(lengths, token_ids, _positions(lengths), _token_types(message, num_tokens, limits, locate)),
+        wants_tokens=message.output in TOKEN_OUTPUTS,
+        arrival=arrival,
+        deadline=deadline,
+    )
+
+
+def encode_response(
+    message: EncodeRequest, request: Request, *, hidden_size: int, version: str, now: float
+) -> EncodeResponse:
+    """The answer to `message`, whose `request` is done. Raises `InvalidRequestError` where float16 cannot hold it."""
+    encodings = cast("list[Encoding]", request.encodings)  # the batcher has settled the request, so none is None
+    dtype = VECTOR_TYPES[message.vector_type]
+    return EncodeResponse(
+        pooled=_pooled_bytes(encodings, message.dimensions, dtype) if message.output in POOLED_OUTPUTS else b"",
+        tokens=_token_bytes(encodings, dtype) if message.output in TOKEN_OUTPUTS else b"",
+        dimensions=message.dimensions or hidden_size,
+        hidden_size=hidden_size,
+        vector_type=message.vector_type or VECTOR_TYPE_FLOAT32,
+        num_tokens=request.num_tokens,
+        timings=_timings(request, now),
+        version=version,
+    )
+
+
+def _check_options(message: EncodeRequest, limits: Limits) -> None:
+    if message.output not in Output.values():
+        raise InvalidRequestError(f"output is {message.output}; it takes one of {', '.join(Output.keys())}")
+    if message.vector_type not in VECTOR_TYPES:
+        raise InvalidRequestError(
+            f"vector_type is {message.vector_type}; it takes one of {', '.join(VectorType.keys())}"
+        )
+    if message.dimensions > limits.hidden_size:
+        raise InvalidRequestError(f"dimensions is {message.dimensions}; the model has {limits.hidden_size}")
+
+
+def _answer_bytes(message: EncodeRequest, num_sequences: int, num_tokens: int, limits: Limits) -> int:
+    pooled = num_sequences * (message.dimensions or limits.hidden_size) if message.output in POOLED_OUTPUTS else 0
+    tokens = num_tokens * limits.hidden_size if message.output in TOKEN_OUTPUTS else 0
+    return (pooled + tokens) * VECTOR_TYPES[message.vector_type].itemsize + ENVELOPE_BYTES
+
+
+def _read(name: str, data: bytes, num_tokens: int) -> NDArray[np.int32]:
+    if len(data) != num_tokens * WIRE_ID.itemsize:
+        raise InvalidRequestError(
+            f"{name} has {len(data)} bytes; lengths add up to {num_tokens} tokens, "
+            f"which take {num_tokens * WIRE_ID.itemsize}"
+        )
+    return np.frombuffer(data, WIRE_ID)
+
+
+def _token_types(message: EncodeRequest, num_tokens: int, limits: Limits, locate: Locate) -> Int64Array:
+    if not message.token_type_ids:
+        return np.zeros(num_tokens, np.int64)
+    token_types = _read("token_type_ids", message.token_type_ids, num_tokens)
+    return check_ids("token type", token_types, token_type_bound(limits), locate)
+
+
+def _positions(lengths: Int64Array) -> Int64Array:
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) - np.repeat(starts, lengths)
+
+
+def _locator(lengths: Int64Array) -> Locate:
+    def locate(index: int) -> str:
+        ends = np.cumsum(lengths)
+        sequence = int(np.searchsorted(ends, index, side="right"))
+        return f"sequence {sequence}, token {index - int(ends[sequence] - lengths[sequence])}"
+
+    return locate
+
+
+def _pooled_bytes(encodings: list[Encoding], dimensions: int, dtype: np.dtype[np.floating]) -> bytes:
+    rows = np.stack([encoding.pooled for encoding in encodings])  # (B, E)
+    return _to_bytes(_truncate(rows, dimensions) if dimensions else rows, dtype)
+
+
+def _truncate(rows: Float32Array, dimensions: int) -> Float32Array:
+    """The leading components, scaled back to length 1; a zero vector stays zero. Squares are summed in float64."""
+    kept = rows[:, :dimensions]  # (B, dimensions)
+    norms = np.sqrt(np.einsum("bd,bd->b", kept, kept, dtype=np.float64))  # (B,)
+    return (kept / np.where(norms > 0, norms, 1)[:, None]).astype(np.float32)
+
+
+def _token_bytes(encodings: list[Encoding], dtype: np.dtype[np.floating]) -> bytes:
+    rows = [encoding.tokens for encoding in encodings if encoding.tokens is not None]
+    return _to_bytes(np.concatenate(rows), dtype)  # (T, E)
+
+
+def _to_bytes(rows: Float32Array, dtype: np.dtype[np.floating]) -> bytes:
+    with np.errstate(over="ignore"):  # refused below, with a reason
+        converted = rows.astype(dtype, copy=False)
+    if dtype.itemsize == 2 and not np.isfinite(converted).all():
+        raise InvalidRequestError(
+            f"float16 holds up to 65504 and a vector has {np.abs(rows).max():.6g}; ask for VECTOR_TYPE_FLOAT32"
+        )
+    return converted.tobytes()
+
+
+def _timings(request: Request, now: float) -> Timings:
+    started = now if request.first_started is None else request.first_started
+    finished = now if request.last_finished is None else request.last_finished
+    return Timings(
+        queue_seconds=started - request.arrival,
+        compute_seconds=finished - started,
+        total_seconds=now - request.arrival,
+    )

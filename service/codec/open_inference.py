@@ -1,0 +1,216 @@
+"""Open Inference Protocol v2 <-> request: a padded rectangle with a mask comes in, only its real tokens go on.
+
+What the protocol leaves open:
+
+- A real token keeps its column as position, so left padding and holes are exact; the limit is on the column.
+- Ids that the mask takes out are dropped unread: tokenizers pad with -1 and -100 too, and nothing will look at them.
+- A request that names no output gets all of them, as in Triton; name `sentence_embedding` to spare the rest.
+- Answers are always raw, one entry per output: clients of the protocol read nothing else.
+- `timeout` (microseconds) shortens the call's deadline. `sequence_*`, `shared_memory_*` and `classification` would
+  change the answer and are refused; every other parameter is ignored, as the protocol asks.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.open_inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
+from service.codec.sequences import Locate, check_answer, check_counts, check_ids, cut, token_type_bound
+from service.errors import InvalidRequestError
+from service.request import Encoding, Float32Array, Limits, Request
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+SENTENCE, TOKENS = OUTPUTS = ("sentence_embedding", "last_hidden_state")
+REFUSED_PARAMETERS = ("sequence_", "shared_memory_", "classification")
+
+# Everything in an answer but its vectors and the request's id: names, shapes, tags, version.
+ENVELOPE_BYTES = 1024
+
+_IntegerArray = NDArray[np.signedinteger[Any]]
+_InferInput = ModelInferRequest.InferInputTensor
+_DATATYPES: dict[str, tuple[np.dtype[np.signedinteger[Any]], str]] = {
+    "INT64": (np.dtype("<i8"), "int64_contents"),
+    "INT32": (np.dtype("<i4"), "int_contents"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferCall:
+    """A decoded call: the queue's request, the outputs to answer with, and `is_real` (B, S), where its tokens stood."""
+
+    request: Request
+    outputs: tuple[str, ...]
+    is_real: NDArray[np.bool_]
+
+
+def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, deadline: float | None) -> InferCall:
+    """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
+    _refuse("the request", message.parameters)
+    deadline = _earlier(deadline, _timeout_seconds(message.parameters), arrival)
+    outputs = _outputs(message.outputs)
+    arrays = _arrays(message)
+    ids = arrays["input_ids"]  # (B, S)
+    is_real = _is_real(arrays.get("attention_mask"), ids)
+    rows, columns = np.nonzero(is_real)  # (T,), row after row
+    lengths = is_real.sum(axis=1)  # (B,)
+    _check_columns(rows, columns, limits)
+    check_counts(lengths, limits, "row")
+    check_answer(_answer_bytes(message, outputs, ids.shape, limits), limits)
+
+    def locate(index: int) -> str:
+        return f"row {rows[index]}, column {columns[index]}"
+
+    token_ids = check_ids("input_ids", ids[is_real], limits.vocab_size, locate)
+    token_types = _token_types(arrays.get("token_type_ids"), is_real, limits, locate)
+    sequences = cut(lengths, token_ids, columns, token_types)
+    return InferCall(Request(sequences, TOKENS in outputs, arrival, deadline), outputs, is_real)
+
+
+def encode_infer(call: InferCall, *, request_id: str, model: str, version: str) -> ModelInferResponse:
+    """The answer to a call whose request is done."""
+    encodings = cast("list[Encoding]", call.request.encodings)  # the batcher has settled the request
+    response = ModelInferResponse(model_name=model, model_version=version, id=request_id)
+    for name in call.outputs:
+        tensor = _sentence_embedding(encodings) if name == SENTENCE else _last_hidden_state(encodings, call.is_real)
+        response.outputs.add(name=name, datatype="FP32", shape=tensor.shape)
+        response.raw_output_contents.append(tensor.astype("<f4", copy=False).tobytes())
+    return response
+
+
+def _refuse(owner: str, parameters: Mapping[str, InferParameter]) -> None:
+    for name in parameters:
+        if name.startswith(REFUSED_PARAMETERS):
+            raise InvalidRequestError(f"{owner} has the parameter {name[:64]!r}, which this server does not support")
+
+
+def _timeout_seconds(parameters: Mapping[str, InferParameter]) -> float | None:
+    if "timeout" not in parameters:
+        return None
+    kind = parameters["timeout"].WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "uint64_param"):
+        raise InvalidRequestError(
+            f"timeout is a {kind or 'parameter without a value'}; it takes int64_param, microseconds"
+        )
+    if (microseconds := getattr(parameters["timeout"], kind)) < 0:
+        raise InvalidRequestError(f"timeout is {microseconds} microseconds; the least is 0, which means none")
+    return microseconds / 1e6 if microseconds else None
+
+
+def _earlier(deadline: float | None, timeout_seconds: float | None, arrival: float) -> float | None:
+    if timeout_seconds is None:
+        return deadline
+    return min(arrival + timeout_seconds, math.inf if deadline is None else deadline)
+
+
+def _outputs(requested: Iterable[ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
+    names: list[str] = []
+    for output in requested:
+        if output.name not in OUTPUTS:
+            raise InvalidRequestError(f"no output {output.name[:64]!r}; the model has {', '.join(OUTPUTS)}")
+        if output.name in names:
+            raise InvalidRequestError(f"output {output.name!r} is requested twice")
+        _refuse(f"output {output.name!r}", output.parameters)
+        names.append(output.name)
+    return tuple(names) or OUTPUTS
+
+
+def _arrays(message: ModelInferRequest) -> dict[str, _IntegerArray]:
+    """Every input as (B, S), all of one shape."""
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidRequestError(f"raw_input_contents has {len(raw)} entries; inputs has {len(message.inputs)}")
+    arrays: dict[str, _IntegerArray] = {}
+    for index, tensor in enumerate(message.inputs):
+        _check_tensor(tensor, arrays)
+        arrays[tensor.name] = _read_raw(tensor, raw[index]) if raw else _read_typed(tensor)
+    if "input_ids" not in arrays:
+        raise InvalidRequestError("the input 'input_ids' is missing")
+    shape = arrays["input_ids"].shape
+    for name, array in arrays.items():
+        if array.shape != shape:
+            raise InvalidRequestError(f"{name} has shape {list(array.shape)}; input_ids has {list(shape)}")
+    return arrays
+
+
+def _check_tensor(tensor: _InferInput, seen: Mapping[str, _IntegerArray]) -> None:
+    if tensor.name not in INPUTS:
+        raise InvalidRequestError(f"no input {tensor.name[:64]!r}; the model has {', '.join(INPUTS)}")
+    if tensor.name in seen:
+        raise InvalidRequestError(f"input {tensor.name!r} is given twice")
+    if tensor.datatype not in _DATATYPES:
+        raise InvalidRequestError(f"{tensor.name} is {tensor.datatype[:64]!r}; it takes {' or '.join(_DATATYPES)}")
+    if len(tensor.shape) != 2 or min(tensor.shape) < 1:
+        raise InvalidRequestError(
+            f"{tensor.name} has shape {list(tensor.shape[:8])}; it takes [rows, columns], each at least 1"
+        )
+    _refuse(f"input {tensor.name!r}", tensor.parameters)
+
+
+def _read_raw(tensor: _InferInput, data: bytes) -> _IntegerArray:
+    if tensor.HasField("contents"):
+        raise InvalidRequestError(f"{tensor.name} has contents beside raw_input_contents; give one of them")
+    dtype, _ = _DATATYPES[tensor.datatype]
+    if len(data) != (wanted := math.prod(tensor.shape) * dtype.itemsize):
+        raise InvalidRequestError(
+            f"{tensor.name} has {len(data)} raw bytes; {tensor.datatype} of shape {list(tensor.shape)} takes {wanted}"
+        )
+    return np.frombuffer(data, dtype).reshape(tensor.shape)
+
+
+def _read_typed(tensor: _InferInput) -> _IntegerArray:
+    dtype, field = _DATATYPES[tensor.datatype]
+    if surplus := [f.name for f, _ in tensor.contents.ListFields() if f.name != field]:
+        raise InvalidRequestError(f"{tensor.name} has {surplus[0]}; {tensor.datatype} goes into {field}")
+    values = getattr(tensor.contents, field)
+    if len(values) != (wanted := math.prod(tensor.shape)):
+        raise InvalidRequestError(
+            f"{tensor.name} has {len(values)} elements in {field}; shape {list(tensor.shape)} takes {wanted}"
+        )
+    return np.fromiter(values, dtype, wanted).reshape(tensor.shape)
+
+
+def _is_real(mask: _IntegerArray | None, ids: _IntegerArray) -> NDArray[np.bool_]:
+    if mask is None:
+        return np.ones(ids.shape, np.bool_)
+    is_real: NDArray[np.bool_] = mask == 1
+    if not (is_real | (mask == 0)).all():
+        row, column = np.argwhere((mask != 0) & (mask != 1))[0]
+        raise InvalidRequestError(f"row {row}, column {column}: attention_mask is {mask[row, column]}; it takes 0 or 1")
+    return is_real
+
+
+def _check_columns(rows: NDArray[np.int64], columns: NDArray[np.int64], limits: Limits) -> None:
+    if columns.size and columns.max() >= limits.max_sequence_tokens:
+        index = int(np.argmax(columns >= limits.max_sequence_tokens))
+        raise InvalidRequestError(
+            f"row {rows[index]} has a real token in column {columns[index]}; "
+            f"the model has positions for {limits.max_sequence_tokens} columns"
+        )
+
+
+def _token_types(
+    types: _IntegerArray | None, is_real: NDArray[np.bool_], limits: Limits, locate: Locate
+) -> NDArray[np.int64]:
+    if types is None:
+        return np.zeros(np.count_nonzero(is_real), np.int64)
+    return check_ids("token_type_ids", types[is_real], token_type_bound(limits), locate)
+
+
+def _answer_bytes(message: ModelInferRequest, outputs: tuple[str, ...], shape: tuple[int, ...], limits: Limits) -> int:
+    vectors = (SENTENCE in outputs) * shape[0] + (TOKENS in outputs) * shape[0] * shape[1]
+    return vectors * limits.hidden_size * 4 + len(message.id.encode()) + ENVELOPE_BYTES
+
+
+def _sentence_embedding(encodings: list[Encoding]) -> Float32Array:
+    return np.stack([encoding.pooled for encoding in encodings])  # (B, E)
+
+
+def _last_hidden_state(encodings: list[Encoding], is_real: NDArray[np.bool_]) -> Float32Array:
+    rows = np.concatenate([encoding.tokens for encoding in encodings if encoding.tokens is not None])  # (T, E)
+    states = np.zeros((*is_real.shape, rows.shape[1]), np.float32)  # (B, S, E)
+    states[is_real] = rows
+    return states

@@ -1,0 +1,67 @@
+"""What both APIs check about a ragged batch, and how it becomes the queue's sequences.
+
+`locate` turns an index into the flat tokens into the caller's own words, "sequence 3, token 7" or "row 3, column 7". It
+is called only for the first token that is wrong: right ones cost one pass over the array.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import InvalidRequestError
+from service.request import Int64Array, Limits, TokenSequence
+
+Locate = Callable[[int], str]
+_UNSIGNED: dict[int, np.dtype[np.unsignedinteger[Any]]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+def check_counts(lengths: Int64Array, limits: Limits, noun: str) -> None:
+    """Check the number of sequences and of tokens, one by one and in all. `noun` is the API's word for a sequence."""
+    if lengths.size == 0:
+        raise InvalidRequestError(f"the request has no {noun}s; it takes 1 to {limits.max_request_sequences}")
+    if lengths.size > limits.max_request_sequences:
+        raise InvalidRequestError(
+            f"the request has {lengths.size} {noun}s; the limit is {limits.max_request_sequences}"
+        )
+    if lengths.min() < 1:
+        raise InvalidRequestError(f"{noun} {int(lengths.argmin())} has no tokens; the least is 1")
+    if lengths.max() > limits.max_sequence_tokens:
+        index = int(np.argmax(lengths > limits.max_sequence_tokens))
+        raise InvalidRequestError(
+            f"{noun} {index} has {lengths[index]} tokens; the limit is {limits.max_sequence_tokens}"
+        )
+    if (total := int(lengths.sum())) > limits.max_request_tokens:
+        raise InvalidRequestError(f"the request has {total} tokens; the limit is {limits.max_request_tokens}")
+
+
+def check_ids(name: str, ids: NDArray[np.signedinteger[Any]], bound: int, locate: Locate) -> Int64Array:
+    """Ids as native int64 (T,), each in [0, bound). Seen as unsigned, a negative id is huge: one comparison does."""
+    unsigned = ids.view(_UNSIGNED[ids.itemsize].newbyteorder(ids.dtype.byteorder))
+    if int(unsigned.max()) >= bound:
+        index = int(np.argmax(unsigned >= bound))
+        raise InvalidRequestError(f"{locate(index)}: {name} is {ids[index]}; the model takes 0 to {bound - 1}")
+    return ids.astype(np.int64)
+
+
+def check_answer(num_bytes: int, limits: Limits) -> None:
+    """Refuse a request whose answer would not fit into a message, before any of it is computed."""
+    if num_bytes > limits.max_message_bytes:
+        raise InvalidRequestError(
+            f"the answer would take {num_bytes} bytes; the limit is {limits.max_message_bytes}; send fewer sequences"
+        )
+
+
+def token_type_bound(limits: Limits) -> int:
+    """A model without token types takes the one type 0, which it ignores."""
+    return max(limits.type_vocab_size, 1)
+
+
+def cut(
+    lengths: Int64Array, token_ids: Int64Array, position_ids: Int64Array, token_type_ids: Int64Array
+) -> tuple[TokenSequence, ...]:
+    """One view per sequence of the flat arrays (T,)."""
+    ends = np.cumsum(lengths).tolist()
+    spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    return tuple(TokenSequence(token_ids[span], position_ids[span], token_type_ids[span]) for span in spans)

@@ -1,0 +1,182 @@
+"""Every setting, declared once: a field here is the flag, the environment variable, the help text and the README row.
+
+A flag wins over its environment variable (`--grpc-port`, `MHSA_GRPC_PORT`), which wins over the default. A variable
+that starts with MHSA_ and is no setting stops the start: it is a typing error. But Kubernetes tells every pod of every
+Service in its namespace, so Services called mhsa-serve or mhsa-grpc bring MHSA_SERVE_SERVICE_HOST,
+MHSA_SERVE_PORT_8001_TCP and even MHSA_GRPC_PORT=tcp://10.0.0.7:8001. What has that form is passed over.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from service.errors import StartupError
+
+Device = Literal["auto", "cpu", "cuda"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _setting(help_text: str, **kwargs: Any) -> Any:  # Any: a field's declared type is what callers see
+    return field(metadata={"help": help_text}, **kwargs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the server was told. Sizes in tokens, sequences or bytes; times in seconds."""
+
+    models: Path = _setting(
+        "directory of bundles, DIR/<name>/<version>/; every one is served, the highest version is the default"
+    )
+    host: str = _setting("address to listen on, for gRPC and metrics", default="0.0.0.0")
+    grpc_port: int = _setting("port of the gRPC server; 0 takes a free one", default=8001)
+    metrics_port: int = _setting("port of Prometheus' /metrics; 0 takes a free one", default=8002)
+    device: Device = _setting(
+        "cuda stops the start if it cannot really run on CUDA; auto takes CUDA if it works and says what it took",
+        default="auto",
+    )
+    threads: int = _setting("CPU threads for inference; 0 takes the container's quota", default=0)
+    max_batch_tokens: int = _setting(
+        "tokens in one run; 0 takes the smallest at this model's best rate, measured at load", default=0
+    )
+    max_queued_tokens: int = _setting(
+        "tokens waiting per model, beyond which requests are refused; also a request's limit", default=131072
+    )
+    max_request_sequences: int = _setting("sequences in one request", default=2048)
+    max_message_bytes: int = _setting("bytes in one gRPC message, both ways", default=64 * 1024 * 1024)
+    max_stream_requests: int = _setting("requests of one EncodeStream in flight; more wait unread", default=256)
+    auth_token_file: Path | None = _setting(
+        "file with one bearer token per line; without it every caller is served", default=None
+    )
+    tls_cert: Path | None = _setting("PEM certificate chain; with --tls-key turns TLS on", default=None)
+    tls_key: Path | None = _setting("PEM private key", default=None)
+    drain_seconds: float = _setting(
+        "after SIGTERM: time to go on serving while load balancers see NOT_SERVING", default=5.0
+    )
+    grace_seconds: float = _setting("after the drain: time for accepted requests to finish", default=30.0)
+    log_level: LogLevel = _setting("least severe level that is logged: debug, info, warning or error", default="info")
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                raise StartupError(f"{flag(name)} ({variable(name)}) is {value}; it takes {low} to {high}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise StartupError("--tls-cert and --tls-key go together; one of them is missing")
+
+
+# gRPC keeps sizes in 32 bits, and so do the indices of a batch.
+_MOST = 2**31 - 1
+_RANGES = {
+    "grpc_port": (0, 65535),
+    "metrics_port": (0, 65535),
+    "threads": (0, 1024),
+    "max_batch_tokens": (0, _MOST),
+    "max_queued_tokens": (1, _MOST),
+    "max_request_sequences": (1, _MOST),
+    "max_message_bytes": (4096, _MOST),
+    "max_stream_requests": (1, _MOST),
+    "drain_seconds": (0, 86400),
+    "grace_seconds": (0, 86400),
+}
+
+# Source: Kubernetes' pkg/kubelet/envvars, the form of Docker's container links.
+_LINK_NAME = re.compile(r"MHSA_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://.+")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting as the README's table shows it."""
+
+    flag: str
+    variable: str
+    default: str
+    help: str
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The environment variable of a field."""
+    return f"MHSA_{name.upper()}"
+
+
+def setting_rows() -> list[SettingRow]:
+    """Every setting, in the order of declaration."""
+    return [SettingRow(flag(f.name), variable(f.name), _shown_default(f), f.metadata["help"]) for f in _fields()]
+
+
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from flags, then environment. Raises `StartupError` for a bad value; --help and unknown flags exit."""
+    parser = argparse.ArgumentParser(
+        prog="mhsa-serve", description="Serve exported transformer encoders over gRPC.", allow_abbrev=False
+    )
+    types = get_type_hints(Settings)
+    for row, f in zip(setting_rows(), _fields(), strict=True):
+        parser.add_argument(
+            row.flag,
+            dest=f.name,
+            choices=_choices(types[f.name]),
+            type=_parser_of(types[f.name]),
+            help=f"{row.help} (default: {row.default}; {row.variable})",
+            default=argparse.SUPPRESS,
+        )
+    given = vars(parser.parse_args(arguments))
+    ours = {name: text for name, text in environment.items() if name.startswith("MHSA_") and not _is_link(name, text)}
+    if unknown := ours.keys() - {row.variable for row in setting_rows()}:
+        raise StartupError(
+            f"no setting has the environment variable {', '.join(sorted(unknown))}; see mhsa-serve --help"
+        )
+    for f in _fields():
+        if f.name not in given and (text := ours.get(variable(f.name))) is not None:
+            given[f.name] = _from_environment(f, types[f.name], text)
+    if "models" not in given:
+        raise StartupError("--models (MHSA_MODELS) is missing: the directory that holds <name>/<version>/ bundles")
+    return Settings(**given)
+
+
+def _is_link(name: str, text: str) -> bool:
+    return bool(_LINK_NAME.fullmatch(name) or _LINK_VALUE.fullmatch(text))
+
+
+def _from_environment(f: "dataclasses.Field[Any]", hint: Any, text: str) -> Any:
+    if not text:
+        raise StartupError(f"{variable(f.name)} is empty; unset it or give it a value")
+    try:
+        value = _parser_of(hint)(text)
+    except ValueError:
+        raise StartupError(f"{variable(f.name)} is {text!r}; it takes {_KINDS[_parser_of(hint)]}") from None
+    if (choices := _choices(hint)) and value not in choices:
+        raise StartupError(f"{variable(f.name)} is {text!r}; it takes one of {', '.join(choices)}")
+    return value
+
+
+_KINDS = {int: "a whole number", float: "a number of seconds"}
+
+
+def _choices(hint: Any) -> tuple[str, ...] | None:
+    return get_args(hint) if get_origin(hint) is Literal else None
+
+
+def _parser_of(hint: Any) -> Any:
+    """int, float, str or Path, for a field's type with or without None."""
+    if _choices(hint):
+        return str
+    return next((option for option in get_args(hint) if option is not type(None)), hint)
+
+
+def _fields() -> tuple["dataclasses.Field[Any]", ...]:
+    return dataclasses.fields(Settings)
+
+
+def _shown_default(f: "dataclasses.Field[Any]") -> str:
+    if f.default is dataclasses.MISSING:
+        return "required"
+    return "none" if f.default is None else str(f.default)

@@ -1,0 +1,143 @@
+"""The only file that knows ONNX Runtime: opens the packed graph on a device and runs packed batches on it.
+
+On a CPU two sessions stand side by side. `run` calls one-threaded runs, as many at once as there are CPUs: that is the
+best rate. `run(alone=True)` is for the moment when nothing else wants the machine: one run over all CPUs, the
+best latency. On CUDA there is one session.
+
+A session that was asked for CUDA can fall back to the CPU without a word, while `get_available_providers()` still
+lists CUDA. What counts is `session.get_providers()`, and that is what is compared.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from service.config import Device
+from service.errors import EngineError, OutOfMemoryError, StartupError
+from service.packing import PackedBatch
+from service.request import Float32Array
+
+POOLED, TOKENS = "sentence_embedding", "token_embeddings"
+
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+# What ONNX Runtime's allocators say; it has no error class of its own for it.
+_OUT_OF_MEMORY_TEXTS = (
+    "failed to allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "bfcarena::allocaterawinternal",
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """sentence_embedding (B, E) and, where asked for, token_embeddings (T, E)."""
+
+    sentence_embedding: Float32Array
+    token_embeddings: Float32Array | None
+
+
+class Engine:
+    """One loaded graph. `run` may be called from `num_runners` threads at once."""
+
+    def __init__(self, graph: Path, *, device: Device = "cpu", num_cpus: int = 1, has_token_types: bool = True) -> None:
+        """Open the graph. Raises `StartupError` when it cannot be loaded, or when `cuda` cannot really run on CUDA."""
+        self._has_token_types = has_token_types
+        self._session = _open(graph, device, num_threads=1)
+        self.provider: str = self._session.get_providers()[0]
+        self.num_runners = 1 if self.provider == _CUDA else num_cpus
+        self._wide_session = self._session if self.num_runners == 1 else _open(graph, "cpu", num_threads=num_cpus)
+
+    def run(self, batch: PackedBatch, *, wants_tokens: bool = False, alone: bool = False) -> Outputs:
+        """Run one batch. Raises `OutOfMemoryError` or `EngineError`; the cause is chained, for the log."""
+        session = self._wide_session if alone else self._session
+        try:
+            found = session.run([POOLED, TOKENS] if wants_tokens else [POOLED], self._feeds(batch))
+        except Exception as error:  # ONNX Runtime raises RuntimeError and several classes of its own
+            is_memory = any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
+            raise (OutOfMemoryError if is_memory else EngineError)("the engine failed on this request") from error
+        return Outputs(found[0], found[1] if wants_tokens else None)
+
+    def _feeds(self, batch: PackedBatch) -> dict[str, Any]:
+        feeds = {
+            "token_ids": batch.token_ids,
+            "position_ids": batch.position_ids,
+            "pad_index": batch.pad_index,
+            "unpad_index": batch.unpad_index,
+            "lengths": batch.lengths,
+        }
+        return feeds | {"token_type_ids": batch.token_type_ids} if self._has_token_types else feeds
+
+
+def largest_difference(
+    engine: Engine, batch: PackedBatch, pooled: Float32Array, tokens: Float32Array, *, alone: bool = False
+) -> float:
+    """The largest absolute difference between the engine's outputs and the expected ones.
+
+    Infinite if there is a number that is not finite, or another shape: numpy would broadcast it, and it could pass.
+    """
+    outputs = engine.run(batch, wants_tokens=True, alone=alone)
+    assert outputs.token_embeddings is not None
+    if (outputs.sentence_embedding.shape, outputs.token_embeddings.shape) != (pooled.shape, tokens.shape):
+        return float("inf")
+    difference = max(np.abs(outputs.sentence_embedding - pooled).max(), np.abs(outputs.token_embeddings - tokens).max())
+    return float(difference) if np.isfinite(difference) else float("inf")
+
+
+def _open(graph: Path, device: Device, num_threads: int) -> ort.InferenceSession:
+    if device == "auto":
+        device = "cuda" if _CUDA in ort.get_available_providers() else "cpu"
+        try:
+            session = _open(graph, device, num_threads)
+        except StartupError as error:
+            if device == "cpu":
+                raise
+            log.warning("device auto: CUDA cannot be used, taking the CPU: %s", error)
+            return _open(graph, "cpu", num_threads)
+        log.warning("device auto: took %s", session.get_providers()[0])
+        return session
+    providers: list[Any] = [_CPU]
+    if device == "cuda":
+        _require_cuda_wheel()
+        # kSameAsRequested: with ragged shapes the default doubles the arena at each new high-water mark.
+        providers = [(_CUDA, {"arena_extend_strategy": "kSameAsRequested"}), _CPU]
+    try:
+        session = ort.InferenceSession(str(graph), _session_options(num_threads), providers=providers)
+    except Exception as error:
+        raise StartupError(f"{graph}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}") from error
+    if device == "cuda" and session.get_providers()[0] != _CUDA:
+        raise StartupError(
+            "device cuda: ONNX Runtime fell back to the CPU; the driver or the CUDA, cuBLAS or cuDNN libraries are "
+            "missing. Install mhsa-serve[gpu], check nvidia-smi, or give --device cpu"
+        )
+    return session
+
+
+def _require_cuda_wheel() -> None:
+    if _CUDA not in ort.get_available_providers():
+        raise StartupError(
+            f"device cuda: this onnxruntime {ort.__version__} has no CUDA in it; "
+            "install mhsa-serve[gpu] without [cpu], or give --device cpu"
+        )
+    ort.preload_dlls()
+
+
+def _session_options(num_threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 3
+    # Memory patterns are per shape; ragged batches never repeat one.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def first_line(error: BaseException | None) -> str:
+    """An error's text, or its class, for a message of one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,72 @@
+"""What can go wrong, in the server's own words: no gRPC and no ONNX Runtime in here.
+
+Two families. A `RequestError` ends one request and its text goes to the caller, so it names the value seen and the
+limit and nothing else; `servicers/status.py` holds the one table that turns each class into a gRPC status. A
+`StartupError` stops the process before it serves; its text is the one line that says what to do.
+"""
+
+
+class RequestError(Exception):
+    """One request failed. `reason` is its label in `mhsa_refusals_total`."""
+
+    reason = "internal"
+
+
+class InvalidRequestError(RequestError):
+    """The request can never be served as it is."""
+
+    reason = "invalid"
+
+
+class NotFoundError(RequestError):
+    """No such model or version."""
+
+    reason = "not_found"
+
+
+class UnavailableError(RequestError):
+    """The model is loading, the server is draining or the engine is dead: another server, or later, may do."""
+
+    reason = "unavailable"
+
+
+class UnauthenticatedError(RequestError):
+    """The caller showed no credentials, or none that we know."""
+
+    reason = "unauthenticated"
+
+
+class QueueFullError(RequestError):
+    """The queue's bound is reached; by our own rate there is room after `retry_seconds`."""
+
+    reason = "queue_full"
+
+    def __init__(self, message: str, retry_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class DeadlineError(RequestError):
+    """The caller's deadline has passed, or passes before the request could be done."""
+
+    reason = "deadline"
+
+
+class EngineError(RequestError):
+    """The engine failed on this sequence alone, or gave numbers that are not finite."""
+
+    reason = "engine"
+
+
+class OutOfMemoryError(EngineError):
+    """The device has no memory left for this sequence, even alone."""
+
+    reason = "out_of_memory"
+
+
+class StartupError(Exception):
+    """The process cannot start; the text is one line that says what to do."""
+
+
+class BundleError(StartupError):
+    """A bundle is missing, damaged, or was made for another version of this server."""

@@ -1,0 +1,162 @@
+"""Around every call of the two APIs: who may call, what is counted, and how an error leaves the server.
+
+Health and reflection pass untouched: probes have no credentials and would drown the counts. A stream's messages are
+counted as its requests, by its servicer; the stream itself only holds a drain, and is counted where it was refused.
+
+Handlers are wrapped once per method. A caller without credentials gets a streaming handler whatever it called, since
+only that can refuse before the message, up to 64 MiB of it, has been received.
+"""
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Never, TypeAlias, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from protos import encoder_pb2, open_inference_pb2
+from service.errors import InvalidRequestError, UnauthenticatedError
+from service.metrics import Metrics
+from service.servicers.call import choose_request_id, has_caller_left, request_id
+from service.servicers.meter import Meter
+from service.servicers.status import CODES, REASONS, Failure, failure_of
+
+# Any: what a wrapper passes on without looking at it.
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]"
+_Metadata = Iterable[tuple[str, str | bytes]]
+
+_SERVICES = (
+    encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"],
+    open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+)
+METHODS = {f"/{service.full_name}/{method.name}": method.name for service in _SERVICES for method in service.methods}
+_BEARER = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """The two handlers that a method may meet."""
+
+    serve: _Handler
+    refuse: _Handler
+
+
+class RequestInterceptor(grpc.aio.ServerInterceptor):
+    """Authenticates, names, counts and answers for the calls of both APIs. Without tokens every caller is served."""
+
+    def __init__(self, metrics: Metrics, tokens: Iterable[str]) -> None:
+        metrics.declare_requests(METHODS.values(), (code.name for code in CODES), REASONS)
+        self._metrics = metrics
+        self._tokens = tuple(token.encode() for token in tokens)
+        self._guarded: dict[str, _Guarded] = {}
+        self._num_in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls, unary and streaming, that have come and are not answered."""
+        return self._num_in_flight
+
+    async def wait_until_idle(self) -> None:
+        """Until no call is in flight."""
+        await self._idle.wait()
+
+    async def intercept_service(
+        self, continuation: _Continuation, details: grpc.HandlerCallDetails
+    ) -> "_Handler | None":
+        handler = await continuation(details)
+        if handler is None or details.method not in METHODS:
+            return handler
+        guarded = self._guarded.get(details.method) or self._guard(details.method, handler)
+        # This runs in the task that goes on to serve the call, so the id is set for all of it.
+        request_id.set(choose_request_id(details.invocation_metadata))
+        return guarded.serve if self._may_call(details.invocation_metadata) else guarded.refuse
+
+    def _guard(self, method: str, handler: _Handler) -> _Guarded:
+        meter = Meter(self._metrics, METHODS[method])
+        serve = self._guard_stream(handler) if handler.request_streaming else self._guard_unary(handler, meter)
+        self._guarded[method] = _Guarded(serve, self._refusal(meter))
+        return self._guarded[method]
+
+    def _guard_unary(self, handler: _Handler, meter: Meter) -> _Handler:
+        answer_to = cast("Callable[[Any, _Context], Awaitable[Any]]", handler.unary_unary)
+
+        async def run(raw: bytes, context: _Context) -> Any:
+            return await answer_to(_parse(raw, handler), context)
+
+        async def serve(raw: bytes, context: _Context) -> Any:
+            with self._counted():
+                answer = await meter.measure(run(raw, context), context)
+                if isinstance(answer, Failure):
+                    await _abort(context, answer)
+                return answer
+
+        # gRPC's own parsing would answer a broken message with UNKNOWN and count nothing, so it is done in `run`.
+        return grpc.unary_unary_rpc_method_handler(serve, None, handler.response_serializer)
+
+    def _guard_stream(self, handler: _Handler) -> _Handler:
+        answer_to = cast("Callable[[AsyncIterator[Any], _Context], Awaitable[None]]", handler.stream_stream)
+
+        async def serve(messages: AsyncIterator[Any], context: _Context) -> None:
+            with self._counted():
+                try:
+                    await answer_to(messages, context)
+                except asyncio.CancelledError as error:
+                    if has_caller_left():
+                        raise
+                    await _abort(context, failure_of(error, request_id.get()))
+                except Exception as error:
+                    await _abort(context, failure_of(error, request_id.get()))
+
+        return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
+
+    def _refusal(self, meter: Meter) -> _Handler:
+        async def refuse(_messages: AsyncIterator[Any], context: _Context) -> None:
+            failure = await meter.measure(_unauthenticated(), context)
+            await _abort(context, failure)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._num_in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_in_flight -= 1
+            if self._num_in_flight == 0:
+                self._idle.set()
+
+    def _may_call(self, metadata: _Metadata) -> bool:
+        return not self._tokens or any(self._is_token(value) for key, value in metadata if key == "authorization")
+
+    def _is_token(self, value: str | bytes) -> bool:
+        if not isinstance(value, str) or value[: len(_BEARER)].lower() != _BEARER:
+            return False
+        shown = value[len(_BEARER) :].strip().encode()
+        # Against all of them, so that the time taken does not tell which one came close.
+        matches = [hmac.compare_digest(shown, token) for token in self._tokens]
+        return any(matches)
+
+
+async def _unauthenticated() -> Never:
+    raise UnauthenticatedError("the metadata has no 'authorization: Bearer <token>' with a token this server knows")
+
+
+def _parse(raw: bytes, handler: _Handler) -> Any:
+    parse = cast("Callable[[bytes], Any]", handler.request_deserializer)
+    try:
+        return parse(raw)
+    except DecodeError:
+        raise InvalidRequestError(f"{len(raw)} bytes that are not the method's request message") from None
+
+
+async def _abort(context: _Context, failure: Failure) -> Never:
+    await context.abort(failure.code, failure.message, failure.trailing_metadata)

@@ -1,0 +1,179 @@
+"""The only wiring: builds the parts, starts them in order, and takes them down in reverse.
+
+Start: bind both ports, so that a taken one is found before minutes of loading; answer health with NOT_SERVING and calls
+with UNAVAILABLE; load one model after the other, since ONNX Runtime's sessions must not be created side by side; then
+SERVING.
+
+Stop: NOT_SERVING; go on serving for `drain_seconds`, while load balancers notice; refuse new work with UNAVAILABLE over
+a listener that is still open, so that callers get an answer and not a reset; wait for what was accepted, at most
+`grace_seconds`; close.
+"""
+
+import asyncio
+import logging
+import signal
+from typing import Any
+
+import grpc
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
+from prometheus_client import CollectorRegistry, start_http_server
+
+from protos import encoder_pb2, open_inference_pb2
+from protos.encoder_pb2_grpc import add_EncoderServiceServicer_to_server
+from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from service.config import Settings
+from service.errors import StartupError
+from service.interceptors import RequestInterceptor
+from service.metrics import Metrics
+from service.repository import Repository, find_bundles, load_model
+from service.servicers.encoder import EncoderServicer
+from service.servicers.health import HealthServicer
+from service.servicers.open_inference import OpenInferenceServicer
+from service.servicers.reflection import reflection_servicer
+
+# "" is what a probe asks for when it names no service.
+HEALTH_NAMES = (
+    "",
+    encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name,
+    open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
+)
+# After the last answer: for streams that no request holds open, such as health watches.
+_CLOSE_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """gRPC, metrics and models of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._bundles = find_bundles(settings.models)
+        self.metrics = Metrics(CollectorRegistry())
+        self.repository = Repository(self._bundles)
+        self.is_dead = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._health = HealthServicer(HEALTH_NAMES)
+        self._interceptor = RequestInterceptor(self.metrics, _read_tokens(settings))
+        self._grpc = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
+        add_EncoderServiceServicer_to_server(
+            EncoderServicer(self.repository, self.metrics, settings.max_stream_requests, self._draining), self._grpc
+        )
+        add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(self.repository), self._grpc)
+        add_HealthServicer_to_server(self._health, self._grpc)
+        add_ServerReflectionServicer_to_server(reflection_servicer(), self._grpc)
+        self.grpc_port = settings.grpc_port
+        self.metrics_port = settings.metrics_port
+
+    async def start(self) -> None:
+        """Listen, NOT_SERVING. Raises `StartupError` when a port or a certificate cannot be had."""
+        settings = self._settings
+        try:
+            self._http, _ = start_http_server(settings.metrics_port, settings.host, self.metrics.registry)
+        except OSError as error:
+            raise StartupError(f"--metrics-port {settings.metrics_port} on {settings.host}: {error.strerror}") from None
+        self.metrics_port = self._http.server_port
+        self.grpc_port = _bind(self._grpc, settings)
+        await self._grpc.start()
+        log.info("listening: gRPC on port %d, metrics on port %d", self.grpc_port, self.metrics_port)
+
+    async def load(self) -> None:
+        """Load every model, then SERVING. Raises `StartupError`."""
+        for bundle in self._bundles:
+            self.repository.add(await load_model(bundle, self._settings, self.metrics, self._on_death))
+        await self._health.set_serving(True)
+        log.info("serving %d models", len(self._bundles))
+
+    async def drain(self) -> None:
+        """Say NOT_SERVING, serve on for a while, then refuse, and wait for what was accepted."""
+        self.repository.is_lame_duck = True
+        await self._health.set_serving(False)
+        log.info("not serving; draining in %.1f s", self._settings.drain_seconds)
+        await asyncio.sleep(self._settings.drain_seconds)
+        self.repository.is_draining = True
+        self._draining.set()
+        try:
+            async with asyncio.timeout(self._settings.grace_seconds):
+                await self._interceptor.wait_until_idle()
+        except TimeoutError:
+            log.warning("%d requests are not done after the grace; they fail", self._interceptor.num_in_flight)
+
+    async def stop(self) -> None:
+        """Close everything, in reverse order of the start."""
+        await self._grpc.stop(_CLOSE_SECONDS)
+        for model in self.repository.models:
+            await model.batcher.stop()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def _on_death(self) -> None:
+        self.is_dead.set()
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until SIGTERM, SIGINT or the engine's death; the process's exit code."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = Server(settings)
+    await server.start()
+    try:
+        await _first(server.load(), stopping.wait())
+        await _first(stopping.wait(), server.is_dead.wait())
+        if not server.is_dead.is_set():
+            stopping.clear()
+            await _first(server.drain(), stopping.wait())
+    finally:
+        await server.stop()
+    return 1 if server.is_dead.is_set() else 0
+
+
+async def _first(*awaitables: Any) -> None:
+    """Wait for the first to end, cancel the others, and raise what it raised."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        # On by default: a second server would share the port without a word.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        # Clients that keep idle channels alive would be sent away with too_many_pings.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def _bind(server: grpc.aio.Server, settings: Settings) -> int:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{settings.grpc_port}"
+    try:
+        if settings.tls_cert is None or settings.tls_key is None:
+            return server.add_insecure_port(address)
+        pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+        return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    except OSError as error:
+        raise StartupError(f"{error.filename}: {error.strerror}") from None
+    except RuntimeError:
+        raise StartupError(f"--grpc-port {settings.grpc_port} on {settings.host}: taken, or not ours to bind") from None
+
+
+def _read_tokens(settings: Settings) -> frozenset[str]:
+    if settings.auth_token_file is None:
+        return frozenset()
+    try:
+        tokens = frozenset(settings.auth_token_file.read_text().split())
+    except OSError as error:
+        raise StartupError(f"--auth-token-file {settings.auth_token_file}: {error.strerror}") from None
+    if not tokens:
+        raise StartupError(f"--auth-token-file {settings.auth_token_file} holds no token")
+    return tokens

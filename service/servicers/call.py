@@ -1,0 +1,50 @@
+"""What a call says besides its message: its deadline, whether its caller is still there, and its id in the log."""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Protocol
+
+REQUEST_ID_KEY = "x-request-id"
+
+# Set by the interceptor in the task that serves the call, so that any log line below it can name the call.
+request_id: ContextVar[str] = ContextVar("request_id", default="-")
+
+# What may stand in a log line and in a status message as it is.
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Call(Protocol):
+    """The part of a gRPC servicer context that knows the deadline."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller's deadline; None where it set none."""
+
+
+def choose_request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The caller's own id if it sent a sane one, else a new one."""
+    for key, value in metadata:
+        if key == REQUEST_ID_KEY and isinstance(value, str) and _SANE_ID.fullmatch(value):
+            return value
+    return secrets.token_hex(8)
+
+
+def arrival_and_deadline(call: Call) -> tuple[float, float | None]:
+    """Now and the caller's deadline, both in monotonic seconds."""
+    arrival = time.monotonic()
+    remaining = call.time_remaining()
+    return arrival, None if remaining is None else arrival + remaining
+
+
+def has_caller_left() -> bool:
+    """Whether a CancelledError that is being handled was meant for this task.
+
+    gRPC cancels the task of a call whose caller has left. A CancelledError without that comes from inside, out of a
+    future that somebody cancelled, and must be answered: gRPC's asyncio server says nothing to the caller then, who
+    waits for ever. Source: grpc/grpc#29248.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,104 @@
+"""inference.GRPCInferenceService, the Open Inference Protocol v2.
+
+`ModelReady` of a model that is loading or draining answers ready=false, the protocol's own way to say it; Triton's
+UNAVAILABLE makes KServe's client repeat the question three times. A name or version that is not served is NOT_FOUND.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from protos import open_inference_pb2 as pb
+from protos.open_inference_pb2_grpc import GRPCInferenceServiceServicer
+from service.codec.open_inference import INPUTS, SENTENCE, TOKENS, decode_infer, encode_infer
+from service.errors import UnavailableError
+from service.repository import Repository
+from service.request import Limits
+from service.servicers.call import arrival_and_deadline
+
+SERVER_NAME = "mhsa-serve"
+# Triton's word for an ONNX graph run by ONNX Runtime; clients compare it.
+PLATFORM = "onnxruntime_onnx"
+
+_Tensor = pb.ModelMetadataResponse.TensorMetadata
+_Context = ServicerContext[Any, Any]  # Any: no message goes through the context of a unary call
+
+
+class OpenInferenceServicer(GRPCInferenceServiceServicer):
+    """Answers the protocol's six RPCs from the repository's models."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._version = _installed_version()
+
+    async def ServerLive(  # noqa: N802  # the protocol's name, as below
+        self, _request: pb.ServerLiveRequest, _context: _Context
+    ) -> pb.ServerLiveResponse:
+        """Whether the process runs."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(  # noqa: N802
+        self, _request: pb.ServerReadyRequest, _context: _Context
+    ) -> pb.ServerReadyResponse:
+        """Whether every model can serve."""
+        return pb.ServerReadyResponse(ready=self._repository.is_ready)
+
+    async def ModelReady(  # noqa: N802
+        self, request: pb.ModelReadyRequest, _context: _Context
+    ) -> pb.ModelReadyResponse:
+        """Whether one model can serve."""
+        try:
+            self._repository.get(request.name, request.version)
+        except UnavailableError:
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=True)
+
+    async def ServerMetadata(  # noqa: N802
+        self, _request: pb.ServerMetadataRequest, _context: _Context
+    ) -> pb.ServerMetadataResponse:
+        """Name and version; no extension of the protocol is offered."""
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version)
+
+    async def ModelMetadata(  # noqa: N802
+        self, request: pb.ModelMetadataRequest, _context: _Context
+    ) -> pb.ModelMetadataResponse:
+        """Inputs and outputs of one model."""
+        model = self._repository.get(request.name, request.version)
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=self._repository.versions(model.name),
+            platform=PLATFORM,
+            inputs=_inputs(model.limits),
+            outputs=_outputs(model.limits),
+        )
+
+    async def ModelInfer(  # noqa: N802
+        self, request: pb.ModelInferRequest, context: _Context
+    ) -> pb.ModelInferResponse:
+        """Run a model."""
+        arrival, deadline = arrival_and_deadline(context)
+        model = self._repository.get(request.model_name, request.model_version)
+        call = decode_infer(request, model.limits, arrival=arrival, deadline=deadline)
+        await model.batcher.submit(call.request)
+        return encode_infer(call, request_id=request.id, model=model.name, version=model.version)
+
+
+def _inputs(limits: Limits) -> Sequence[_Tensor]:
+    names = INPUTS if limits.type_vocab_size else INPUTS[:2]
+    return [_Tensor(name=name, datatype="INT64", shape=[-1, -1]) for name in names]
+
+
+def _outputs(limits: Limits) -> Sequence[_Tensor]:
+    return [
+        _Tensor(name=SENTENCE, datatype="FP32", shape=[-1, limits.hidden_size]),
+        _Tensor(name=TOKENS, datatype="FP32", shape=[-1, -1, limits.hidden_size]),
+    ]
+
+
+def _installed_version() -> str:
+    try:
+        return version("mhsa-serve")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"

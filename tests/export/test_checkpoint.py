@@ -1,0 +1,198 @@
+"""Reading checkpoint directories: what is understood, and what is refused before any work is done."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from export.checkpoint import read_checkpoint
+from export.errors import ExportError
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | changes))
+
+
+def _add_modules(checkpoint: Path, *modules: tuple[str, str]) -> None:
+    content = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (kind, path) in enumerate(modules)]
+    (checkpoint / "modules.json").write_text(json.dumps(content))
+
+
+def _refusal(checkpoint: Path) -> str:
+    with pytest.raises(ExportError) as refusal:
+        read_checkpoint(checkpoint)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_a_plain_checkpoint_is_read(tiny_checkpoint: Path) -> None:
+    found = read_checkpoint(tiny_checkpoint)
+
+    assert (found.family, found.num_layers, found.num_heads, found.hidden_size) == ("bert", 2, 4, 32)
+    assert (found.vocab_size, found.type_vocab_size, found.pad_token_id, found.max_sequence_tokens) == (200, 2, 0, 64)
+    assert found.modules == ()
+    assert found.unused_keys == ("pooler.dense.bias", "pooler.dense.weight")
+    assert {file.name for file in found.tokenizer_files} == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_the_real_checkpoint_is_read(minilm_checkpoint: Path) -> None:
+    found = read_checkpoint(minilm_checkpoint)
+
+    assert (found.num_layers, found.num_heads, found.hidden_size, found.vocab_size) == (6, 12, 384, 30522)
+    assert [module.kind for module in found.modules] == ["Transformer", "Pooling", "Normalize"]
+    assert found.max_sequence_tokens == 256  # of 512 positions: sentence_bert_config.json
+    assert found.unused_keys == ("embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight")
+
+
+def test_the_tokenizer_makes_the_models_ids(minilm_checkpoint: Path) -> None:
+    # Source: the published vocab.txt, lines counted from 0.
+    assert read_checkpoint(minilm_checkpoint).tokenize("hello world") == [101, 7592, 2088, 102]
+
+
+def test_it_answers_as_transformers_own_loader_does(tiny_checkpoint: Path) -> None:
+    from transformers import BertModel
+
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 200, (2, 9)))
+    theirs = BertModel.from_pretrained(tiny_checkpoint, attn_implementation="eager")
+    with torch.no_grad():
+        expected = theirs(ids).last_hidden_state
+        found = read_checkpoint(tiny_checkpoint).encoder(ids, mask=torch.ones(2, 9, dtype=torch.bool))
+
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("max_seq_length", "expected"), [(16, 16), (1000, 64), (None, 64)])
+def test_the_limit_is_the_smaller_of_positions_and_max_seq_length(
+    checkpoint: Path, max_seq_length: int | None, expected: int
+) -> None:
+    _edit(checkpoint / "sentence_bert_config.json", max_seq_length=max_seq_length)
+
+    assert read_checkpoint(checkpoint).max_sequence_tokens == expected
+
+
+def test_a_transformer_in_a_subdirectory_is_found(checkpoint: Path, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    shutil.copytree(checkpoint, outer / "0_Transformer")
+    _add_modules(outer, ("sentence_transformers.models.Transformer", "0_Transformer"))
+
+    assert read_checkpoint(outer).num_layers == 2
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "nowhere is not a directory" in _refusal(tmp_path / "nowhere")
+
+
+def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
+    assert "config.json: No such file or directory; give a checkpoint directory" in _refusal(tmp_path)
+
+
+def test_a_broken_config_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text("{")
+
+    assert "config.json: not JSON" in _refusal(checkpoint)
+
+
+def test_a_config_that_is_no_object_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text("[]")
+
+    assert "config.json: not a JSON object" in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("mpnet", "its relative position bias is added inside attention"),
+        ("llama", "no packed form of it has been verified"),
+    ],
+)
+def test_other_model_types_are_refused_by_name(checkpoint: Path, model_type: str, reason: str) -> None:
+    _edit(checkpoint / "config.json", model_type=model_type)
+
+    assert f"model_type '{model_type}' is not supported: {reason}" in _refusal(checkpoint)
+    assert "supported: bert" in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_remote_code_is_refused(checkpoint: Path, file: str) -> None:
+    _edit(checkpoint / file, auto_map={"AutoModel": "modeling.Evil"})
+
+    assert "auto_map, which names Python files to run" in _refusal(checkpoint)
+
+
+def test_relative_positions_are_refused(checkpoint: Path) -> None:
+    _edit(checkpoint / "config.json", position_embedding_type="relative_key")
+
+    assert "position_embedding_type is 'relative_key'" in _refusal(checkpoint)
+
+
+def test_a_decoder_is_refused(checkpoint: Path) -> None:
+    _edit(checkpoint / "config.json", is_decoder=True)
+
+    assert "it is a decoder" in _refusal(checkpoint)
+
+
+def test_a_configuration_that_builds_no_model_is_refused(checkpoint: Path) -> None:
+    _edit(checkpoint / "config.json", num_attention_heads=5)
+
+    refusal = _refusal(checkpoint)
+    assert "transformers builds no model from it" in refusal
+    assert "32" in refusal
+
+
+def test_weights_of_another_size_are_refused_with_their_names(checkpoint: Path) -> None:
+    _edit(checkpoint / "config.json", num_hidden_layers=1)
+
+    refusal = _refusal(checkpoint)
+    assert "16 of its weights do not fit config.json" in refusal
+    assert "encoder.layer.1.attention.self.query.weight is unknown" in refusal
+
+
+def test_a_missing_tokenizer_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+
+    assert "no tokenizer (tokenizer.json or vocab.txt)" in _refusal(checkpoint)
+
+
+def test_a_broken_tokenizer_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text("{}")
+
+    assert "its tokenizer cannot be read" in _refusal(checkpoint)
+
+
+def test_a_tokenizer_with_more_ids_than_the_embedding_is_refused(checkpoint: Path) -> None:
+    content = json.loads((checkpoint / "tokenizer.json").read_text())
+    content["model"]["vocab"]["surplus"] = 200
+    (checkpoint / "tokenizer.json").write_text(json.dumps(content))
+
+    assert "the tokenizer's largest id is 200, the embedding has 200 rows" in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize("limit", [0, -1, "many", 12.5])
+def test_a_senseless_max_seq_length_is_refused(checkpoint: Path, limit: object) -> None:
+    _edit(checkpoint / "sentence_bert_config.json", max_seq_length=limit)
+
+    assert f"max_seq_length is {limit!r}" in _refusal(checkpoint)
+
+
+def test_a_module_with_code_of_its_own_is_refused(checkpoint: Path) -> None:
+    _add_modules(checkpoint, ("my_code.Transformer", ""))
+
+    assert "module 'my_code.Transformer' is Python code of the checkpoint's own" in _refusal(checkpoint)
+
+
+def test_a_module_path_that_leaves_the_checkpoint_is_refused(checkpoint: Path) -> None:
+    _add_modules(checkpoint, ("sentence_transformers.models.Transformer", "../.."))
+
+    assert "module path '../..' leaves the checkpoint" in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize("content", ["3", '["Transformer"]', '[{"type": "sentence_transformers.models.Pooling"}]'])
+def test_modules_that_are_no_list_of_modules_are_refused(checkpoint: Path, content: str) -> None:
+    (checkpoint / "modules.json").write_text(content)
+
+    assert "modules.json: not a list of modules with type and path" in _refusal(checkpoint)

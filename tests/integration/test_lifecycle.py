@@ -1,0 +1,188 @@
+"""From start to exit: what a caller, a probe and an operator see of a real process."""
+
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from protos import encoder_pb2 as pb
+from protos.encoder_pb2_grpc import EncoderServiceStub
+from tests.integration.server_process import ServerProcess
+
+
+def message(num_sequences: int, length: int) -> pb.EncodeRequest:
+    ids = np.full(num_sequences * length, 7, "<i4")
+    return pb.EncodeRequest(token_ids=ids.tobytes(), lengths=[length] * num_sequences)
+
+
+def health(channel: grpc.Channel) -> "HealthCheckResponse.ServingStatus":
+    return HealthStub(channel).Check(HealthCheckRequest(), timeout=10).status
+
+
+def code_of(stub: EncoderServiceStub) -> grpc.StatusCode:
+    try:
+        stub.Encode(message(1, 5), timeout=10)
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    return grpc.StatusCode.OK
+
+
+def test_sigterm_finishes_what_was_accepted_and_exits_0(minilm_bundle: Path) -> None:
+    with ServerProcess(minilm_bundle.parents[1], "--drain-seconds", "0.5") as server:
+        address = server.wait_until_serving()
+        with grpc.insecure_channel(address) as channel, ThreadPoolExecutor() as pool:
+            stub = EncoderServiceStub(channel)
+            calls = [pool.submit(stub.Encode, message(100, 64), timeout=60) for _ in range(4)]
+            while server.metric("mhsa_requests_in_flight", method="Encode") < 4:
+                time.sleep(0.01)
+            server.terminate()
+            assert [call.result().dimensions for call in calls] == [384] * 4
+            assert server.exit_code() == 0
+
+
+def test_the_drain_is_announced_before_anything_is_refused(tiny_bundle: Path) -> None:
+    with ServerProcess(tiny_bundle.parents[1], "--drain-seconds", "1.5") as server:
+        with grpc.insecure_channel(server.wait_until_serving()) as channel:
+            stub = EncoderServiceStub(channel)
+            server.terminate()
+            while health(channel) == HealthCheckResponse.SERVING:
+                time.sleep(0.01)
+            assert stub.Encode(message(1, 5), timeout=10).dimensions == 32, "not ready, and still serving"
+            while (code := code_of(stub)) == grpc.StatusCode.OK:
+                time.sleep(0.01)
+            assert code == grpc.StatusCode.UNAVAILABLE
+        assert server.exit_code() == 0
+
+
+def test_idle_streams_and_watchers_do_not_hold_the_exit(tiny_bundle: Path) -> None:
+    with ServerProcess(tiny_bundle.parents[1], "--grace-seconds", "60") as server:
+        with grpc.insecure_channel(server.wait_until_serving()) as channel:
+            closed = threading.Event()
+
+            def never_ending() -> Iterator[pb.EncodeStreamRequest]:
+                yield pb.EncodeStreamRequest(id="a", request=message(1, 5))
+                closed.wait(60)
+
+            stream = EncoderServiceStub(channel).EncodeStream(never_ending())
+            assert next(stream).id == "a"
+            watch = HealthStub(channel).Watch(HealthCheckRequest())
+            assert next(watch).status == HealthCheckResponse.SERVING
+            server.terminate()
+            assert next(watch).status == HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.RpcError) as ended:
+                next(stream)
+            assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert server.exit_code(10) == 0
+            closed.set()
+
+
+def test_a_second_signal_cuts_the_drain_short(tiny_bundle: Path) -> None:
+    with ServerProcess(tiny_bundle.parents[1], "--drain-seconds", "600") as server:
+        server.wait_until_serving()
+        server.terminate()
+        server.wait_for_log("draining")
+        server.process.send_signal(signal.SIGINT)
+        assert server.exit_code(10) == 0
+
+
+def test_sigterm_while_a_model_loads_exits_at_once(minilm_bundle: Path) -> None:
+    with ServerProcess(minilm_bundle.parents[1]) as server:
+        assert server.address
+        server.terminate()
+        assert server.exit_code(10) == 0
+
+
+def test_nothing_is_served_before_the_model_is_verified_and_warm(minilm_bundle: Path) -> None:
+    with ServerProcess(minilm_bundle.parents[1]) as server, grpc.insecure_channel(server.address) as channel:
+        grpc.channel_ready_future(channel).result(10)
+        assert health(channel) == HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as refused:
+            EncoderServiceStub(channel).Encode(message(1, 5), timeout=10)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "is loading" in (refused.value.details() or "")
+        server.wait_until_serving()
+        assert EncoderServiceStub(channel).Encode(message(1, 5), timeout=10).dimensions == 384
+
+
+def test_versions_are_served_side_by_side_and_the_highest_is_the_default(tiny_bundle: Path, tmp_path: Path) -> None:
+    for name, version in (("a", "9"), ("a", "10"), ("b", "1")):
+        shutil.copytree(tiny_bundle, tmp_path / name / version)
+    with ServerProcess(tmp_path) as server:
+        with grpc.insecure_channel(server.wait_until_serving()) as channel:
+            stub = EncoderServiceStub(channel)
+            assert stub.GetModel(pb.GetModelRequest(model="a")).version == "10"
+            assert stub.GetModel(pb.GetModelRequest(model="a", version="9")).version == "9"
+            with pytest.raises(grpc.RpcError, match="names no model"):
+                stub.GetModel(pb.GetModelRequest())
+        assert server.metric("mhsa_model_info") == 3
+
+
+def refusal(server: ServerProcess) -> str:
+    """The one line that a server which cannot start leaves."""
+    assert server.exit_code() == 2
+    server._reader.join()
+    assert "Traceback" not in "".join(server.log)
+    return server.log[-1]
+
+
+def test_a_directory_without_bundles_is_refused(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        assert "make one with mhsa-export" in refusal(server)
+
+
+def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(tiny_bundle, tmp_path / "tiny" / "1")
+    with (damaged / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    with ServerProcess(tmp_path) as server:
+        assert "model.onnx: sha256 is" in refusal(server)
+
+
+def test_a_taken_port_is_refused_before_any_model_is_loaded(tiny_bundle: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with ServerProcess(tiny_bundle.parents[1], "--grpc-port", port) as server:
+            assert f"--grpc-port {port} on 127.0.0.1: taken" in refusal(server)
+        with ServerProcess(tiny_bundle.parents[1], "--metrics-port", port) as server:
+            assert f"--metrics-port {port} on 127.0.0.1: Address already in use" in refusal(server)
+
+
+def test_two_servers_never_share_a_port(tiny_bundle: Path) -> None:
+    with ServerProcess(tiny_bundle.parents[1]) as first:
+        port = first.address.rpartition(":")[2]
+        with ServerProcess(tiny_bundle.parents[1], "--grpc-port", port) as second:
+            assert "taken" in refusal(second)
+
+
+def test_cuda_that_cannot_run_stops_the_start(tiny_bundle: Path) -> None:
+    with ServerProcess(tiny_bundle.parents[1], "--device", "cuda") as server:
+        assert "device cuda:" in refusal(server)
+
+
+def test_auto_says_loudly_what_it_took(tiny_bundle: Path) -> None:
+    with ServerProcess(tiny_bundle.parents[1]) as server:
+        assert server.wait_for_log("WARNING.*device auto: took CPUExecutionProvider")
+
+
+def test_only_holders_of_a_token_are_served(tiny_bundle: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("first\nsecond\n")
+    with ServerProcess(tiny_bundle.parents[1], "--auth-token-file", str(tokens)) as server:
+        with grpc.insecure_channel(server.wait_until_serving()) as channel:
+            stub = EncoderServiceStub(channel)
+            assert stub.Encode(message(1, 5), metadata=(("authorization", "Bearer second"),)).dimensions == 32
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.Encode(message(1, 5), metadata=(("authorization", "Bearer third"),))
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            assert health(channel) == HealthCheckResponse.SERVING, "probes have no token"

@@ -1,0 +1,305 @@
+"""The batcher with real threads and an engine whose runs the test opens and closes."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from service.batcher import Batcher
+from service.cost_model import CostModel
+from service.engine import Outputs
+from service.errors import (
+    DeadlineError,
+    EngineError,
+    OutOfMemoryError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
+from service.metrics import Metrics
+from service.packing import PackedBatch
+from service.request import Request, TokenSequence
+from service.scheduler import Scheduler
+
+LABELS = {"model": "m", "version": "1"}
+CULPRIT, POISON, GLUTTON, KILLER = 666, 667, 668, 669
+
+
+class GatedEngine:
+    """Answers each sequence with the sum of its ids; runs only while the gate is open; some ids misbehave."""
+
+    def __init__(self, num_runners: int) -> None:
+        self.num_runners = num_runners
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.batches: list[list[int]] = []
+        self.alone: list[bool] = []
+
+    def run(self, batch: PackedBatch, *, wants_tokens: bool, alone: bool) -> Outputs:
+        starts = np.cumsum(batch.lengths) - batch.lengths
+        self.batches.append(batch.token_ids[starts].tolist())
+        self.alone.append(alone)
+        self.entered.release()
+        assert self.gate.wait(30)
+        if CULPRIT in batch.token_ids:
+            raise EngineError("the engine failed on this request")
+        if GLUTTON in batch.token_ids:
+            raise OutOfMemoryError("the device has no memory left")
+        if KILLER in batch.token_ids:
+            raise ZeroDivisionError
+        rows = batch.token_ids[:, None].astype(np.float32)
+        rows[batch.token_ids == POISON] = np.nan
+        pooled = np.add.reduceat(rows, starts, axis=0)
+        return Outputs(pooled, rows if wants_tokens else None)
+
+
+def request(*ids: int, length: int = 1, deadline: float | None = None, wants_tokens: bool = False) -> Request:
+    sequences = tuple(
+        TokenSequence(np.full(length, first), np.arange(length), np.zeros(length, np.int64)) for first in ids
+    )
+    return Request(sequences, wants_tokens=wants_tokens, arrival=time.monotonic(), deadline=deadline)
+
+
+class Bench:
+    """A running batcher and what is needed to look at it."""
+
+    def __init__(self, num_runners: int, budget: int, bound: int) -> None:
+        self.registry = CollectorRegistry()
+        self.engine = GatedEngine(num_runners)
+        # All but free, so that no deadline of a test is hopeless and everything likes company.
+        cost = CostModel(per_run=1e-6, per_token=1e-6, per_pair=0.0)
+        self.scheduler = Scheduler(cost, max_batch_tokens=budget, max_queued_tokens=bound, num_runners=num_runners)
+        self.deaths = 0
+        metrics = Metrics(self.registry).of_model("m", "1")
+        self.batcher = Batcher(self.scheduler, self.engine, metrics, self.count_death)
+
+    def count_death(self) -> None:
+        self.deaths += 1
+
+    def value(self, name: str) -> float:
+        found = self.registry.get_sample_value(name, LABELS)
+        assert found is not None
+        return found
+
+    async def block(self) -> "asyncio.Task[None]":
+        """Occupy one runner with a request of id 1 until the gate opens."""
+        self.engine.gate.clear()
+        task = asyncio.create_task(self.batcher.submit(request(1)))
+        assert await asyncio.to_thread(self.engine.entered.acquire, timeout=30)
+        return task
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not is_true():
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running(num_runners: int = 1, budget: int = 100, bound: int = 1000) -> AsyncIterator[Bench]:
+    bench = Bench(num_runners, budget, bound)
+    bench.batcher.start()
+    try:
+        yield bench
+    finally:
+        bench.engine.gate.set()
+        await bench.batcher.stop()
+
+
+def pooled(done: Request) -> list[float]:
+    return [float(encoding.pooled[0]) for encoding in done.encodings if encoding is not None]
+
+
+async def test_each_caller_gets_its_own_rows() -> None:
+    async with running(num_runners=2, budget=16) as bench:
+        requests = [request(*range(10 * k, 10 * k + k % 7 + 1), length=k % 5 + 1) for k in range(64)]
+        await asyncio.gather(*map(bench.batcher.submit, requests))
+        for k, done in enumerate(requests):
+            assert pooled(done) == [(k % 5 + 1) * i for i in range(10 * k, 10 * k + k % 7 + 1)]
+
+
+async def test_requests_of_one_turn_of_the_loop_meet_in_one_batch() -> None:
+    async with running(num_runners=1) as bench:
+        await asyncio.gather(*(bench.batcher.submit(request(k)) for k in range(20)))
+        assert len(bench.engine.batches) == 1
+
+
+async def test_a_request_larger_than_the_budget_is_spread_over_batches() -> None:
+    async with running(budget=10) as bench:
+        giant = request(*range(25))
+        await bench.batcher.submit(giant)
+        assert pooled(giant) == list(range(25))
+        assert [len(batch) for batch in bench.engine.batches] == [10, 10, 5]
+
+
+async def test_tokens_come_only_to_those_who_asked() -> None:
+    async with running() as bench:
+        with_tokens, without = request(5, length=3, wants_tokens=True), request(7)
+        blocked = await bench.block()
+        tasks = [asyncio.create_task(bench.batcher.submit(r)) for r in (with_tokens, without)]
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        bench.engine.gate.set()
+        await asyncio.gather(blocked, *tasks)
+        assert with_tokens.encodings[0] is not None
+        assert with_tokens.encodings[0].tokens is not None
+        assert with_tokens.encodings[0].tokens.ravel().tolist() == [5.0, 5.0, 5.0]
+        assert without.encodings[0] is not None
+        assert without.encodings[0].tokens is None
+
+
+async def test_a_cancelled_caller_leaves_the_queue_at_once_and_never_runs() -> None:
+    async with running() as bench:
+        blocked = await bench.block()
+        gone = asyncio.create_task(bench.batcher.submit(request(2)))
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 1)
+        gone.cancel()
+        with suppress(asyncio.CancelledError):
+            await gone
+        assert bench.value("mhsa_queue_sequences") == 0
+        bench.engine.gate.set()
+        await blocked
+        await bench.batcher.submit(request(3))
+        assert bench.engine.batches == [[1], [3]]
+
+
+async def test_a_caller_cancelled_while_it_runs_harms_nobody() -> None:
+    async with running() as bench:
+        blocked = await bench.block()
+        stays, leaves = request(2), request(3)
+        tasks = [asyncio.create_task(bench.batcher.submit(r)) for r in (stays, leaves)]
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        blocked.cancel()
+        tasks[1].cancel()
+        bench.engine.gate.set()
+        await tasks[0]
+        assert pooled(stays) == [2.0]
+
+
+async def test_a_deadline_is_answered_while_the_engine_is_busy_and_its_work_never_runs() -> None:
+    async with running() as bench:
+        blocked = await bench.block()
+        with pytest.raises(DeadlineError, match="deadline passed"):
+            await bench.batcher.submit(request(2, deadline=time.monotonic() + 0.02))
+        assert bench.scheduler.num_queued_sequences == 0
+        bench.engine.gate.set()
+        await blocked
+        assert bench.engine.batches == [[1]]
+
+
+async def test_only_the_culprit_of_a_failed_batch_fails() -> None:
+    async with running() as bench:
+        blocked = await bench.block()
+        requests = [request(first) for first in (2, 3, CULPRIT, 5, 6)]
+        tasks = [asyncio.create_task(bench.batcher.submit(r)) for r in requests]
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 5)
+        bench.engine.gate.set()
+        outcomes = await asyncio.gather(blocked, *tasks, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [type(None)] * 3 + [EngineError] + [type(None)] * 2
+        assert [pooled(r) for r in requests] == [[2.0], [3.0], [], [5.0], [6.0]]
+        assert bench.value("mhsa_engine_failures_total") >= 1
+        await bench.batcher.submit(request(9))
+
+
+async def test_numbers_that_are_not_finite_fail_their_sequence_only() -> None:
+    async with running() as bench:
+        good, bad = request(2), request(POISON)
+        outcomes = await asyncio.gather(*map(bench.batcher.submit, (good, bad)), return_exceptions=True)
+        assert outcomes[0] is None
+        assert isinstance(outcomes[1], EngineError)
+        assert pooled(good) == [2.0]
+        assert bench.value("mhsa_engine_failures_total") == 1
+
+
+async def test_out_of_memory_alone_is_said_to_be_that() -> None:
+    async with running() as bench:
+        good = request(2)
+        outcomes = await asyncio.gather(*map(bench.batcher.submit, (good, request(GLUTTON))), return_exceptions=True)
+        assert outcomes[0] is None
+        assert isinstance(outcomes[1], OutOfMemoryError)
+
+
+async def test_one_failed_sequence_takes_the_rest_of_its_request_out_of_the_queue() -> None:
+    async with running(budget=1) as bench:
+        with pytest.raises(EngineError):
+            await bench.batcher.submit(request(CULPRIT, *range(50)))
+        assert bench.scheduler.num_queued_sequences == 0
+        assert len(bench.engine.batches) < 50
+
+
+async def test_a_full_queue_refuses_and_those_inside_are_served() -> None:
+    async with running(bound=3) as bench:
+        blocked = await bench.block()
+        inside = request(2, 3, 4)
+        task = asyncio.create_task(bench.batcher.submit(inside))
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 3)
+        with pytest.raises(QueueFullError):
+            await bench.batcher.submit(request(5))
+        bench.engine.gate.set()
+        await asyncio.gather(blocked, task)
+        assert pooled(inside) == [2.0, 3.0, 4.0]
+
+
+async def test_a_run_knows_whether_it_has_the_machine_to_itself() -> None:
+    async with running(num_runners=2) as bench:
+        blocked = await bench.block()
+        second = asyncio.create_task(bench.batcher.submit(request(2)))
+        assert await asyncio.to_thread(bench.engine.entered.acquire, timeout=30)
+        bench.engine.gate.set()
+        await asyncio.gather(blocked, second)
+        assert bench.engine.alone == [True, False]
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_dead_runner_fails_everyone_and_says_so() -> None:
+    async with running() as bench:
+        blocked = await bench.block()
+        tasks = [asyncio.create_task(bench.batcher.submit(request(KILLER))) for _ in range(3)]
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 3)
+        bench.engine.gate.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        await blocked
+        assert all(isinstance(outcome, RequestError) for outcome in outcomes)
+        assert not bench.batcher.is_alive
+        assert bench.deaths == 1
+        with pytest.raises(UnavailableError):
+            await bench.batcher.submit(request(1))
+
+
+async def test_stop_fails_what_waits_and_lets_what_runs_end() -> None:
+    bench = Bench(num_runners=1, budget=100, bound=1000)
+    bench.batcher.start()
+    blocked = await bench.block()
+    waits = asyncio.create_task(bench.batcher.submit(request(2)))
+    await bench.until(lambda: bench.scheduler.num_queued_sequences == 1)
+    stopping = asyncio.create_task(bench.batcher.stop())
+    with pytest.raises(UnavailableError):
+        await waits
+    bench.engine.gate.set()
+    await asyncio.gather(blocked, stopping)
+    with pytest.raises(UnavailableError):
+        await bench.batcher.submit(request(3))
+
+
+async def test_what_ran_is_counted() -> None:
+    async with running() as bench:
+        await bench.batcher.submit(request(1, 2, length=4))
+        assert bench.value("mhsa_sequences_total") == 2
+        assert bench.value("mhsa_tokens_total") == 8
+        assert bench.value("mhsa_batch_tokens_sum") == 8
+        assert bench.value("mhsa_batch_fill_ratio_sum") == 1.0
+        assert bench.value("mhsa_queue_wait_seconds_count") == 2
+        assert bench.value("mhsa_compute_seconds_count") == 1
+
+
+async def test_a_request_knows_when_it_started_and_ended() -> None:
+    async with running() as bench:
+        done = request(1)
+        await bench.batcher.submit(done)
+        assert done.first_started is not None
+        assert done.last_finished is not None
+        assert done.arrival <= done.first_started <= done.last_finished <= time.monotonic()

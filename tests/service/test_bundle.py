@@ -1,0 +1,378 @@
+"""The bundle on disk: what is written is read again, and whatever is not whole is refused by name."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.bundle import (
+    GOLDEN,
+    GRAPH,
+    MANIFEST,
+    Golden,
+    GraphFacts,
+    Manifest,
+    new_bundle,
+    read_bundle,
+    read_golden,
+    write_golden,
+    write_manifest,
+)
+from service.errors import BundleError
+from service.request import TokenSequence
+
+HIDDEN_SIZE = 4
+WEIGHTS, VOCABULARY = "model.onnx.data", "tokenizer/vocab.txt"
+FILES = (GRAPH, WEIGHTS, GOLDEN, "parity.json", VOCABULARY)
+MANIFEST_VALUE = Manifest(
+    name="tiny",
+    family="bert",
+    hidden_size=HIDDEN_SIZE,
+    num_layers=2,
+    num_heads=2,
+    vocab_size=11,
+    type_vocab_size=2,
+    pad_token_id=0,
+    max_sequence_tokens=8,
+    pooling="mean",
+    normalize=True,
+    precision="fp32",
+    golden_tolerance=1e-4,
+    graph=GraphFacts(opset=20, fused_attention_nodes=2, optimized_attention_nodes=2),
+    versions={"torch": "2.13.0"},
+)
+
+
+def golden(*lengths: int) -> Golden:
+    rng = np.random.default_rng(3)
+    return Golden(
+        tuple(TokenSequence(*(rng.integers(0, 11, length) for _ in range(3))) for length in lengths),
+        rng.standard_normal((sum(lengths), HIDDEN_SIZE)).astype(np.float32),
+        rng.standard_normal((len(lengths), HIDDEN_SIZE)).astype(np.float32),
+    )
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A whole bundle; the graph is no graph, which is not this module's business."""
+    path = tmp_path / "tiny" / "1"
+    (path / "tokenizer").mkdir(parents=True)
+    (path / GRAPH).write_bytes(b"graph")
+    (path / WEIGHTS).write_bytes(b"weights")
+    (path / "parity.json").write_text("{}")
+    (path / VOCABULARY).write_text("[PAD]\n")
+    write_golden(path / GOLDEN, golden(2, 1, 3))
+    write_manifest(path, MANIFEST_VALUE)
+    return path
+
+
+def edit_manifest(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((bundle / MANIFEST).read_text())
+    edit(content)
+    (bundle / MANIFEST).write_text(json.dumps(content))
+
+
+def refusal(bundle: Path) -> str:
+    """The one line with which a bundle is refused."""
+    with pytest.raises(BundleError) as caught:
+        read_bundle(bundle)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_manifest_is_read_as_it_was_written(bundle: Path) -> None:
+    read = read_bundle(bundle).manifest
+    assert read == replace(MANIFEST_VALUE, files=read.files)
+
+
+def test_every_file_but_the_manifest_is_listed_with_its_sha256(bundle: Path) -> None:
+    expected = {name: sha256((bundle / name).read_bytes()).hexdigest() for name in FILES}
+    assert read_bundle(bundle).manifest.files == expected
+
+
+def test_a_file_that_is_called_like_the_manifest_further_down_is_listed_too(bundle: Path) -> None:
+    (bundle / "tokenizer" / MANIFEST).write_text("{}")
+    write_manifest(bundle, MANIFEST_VALUE)
+    assert f"tokenizer/{MANIFEST}" in read_bundle(bundle).manifest.files
+
+
+def test_the_digest_is_the_sha256_of_the_manifest(bundle: Path) -> None:
+    written = write_manifest(bundle, MANIFEST_VALUE)
+    assert written == sha256((bundle / MANIFEST).read_bytes()).hexdigest()
+    assert read_bundle(bundle).digest == written
+
+
+def test_the_same_files_give_the_same_digest(bundle: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    assert write_manifest(copied, MANIFEST_VALUE) == write_manifest(bundle, MANIFEST_VALUE)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_digest_changes_with_every_file(bundle: Path, name: str) -> None:
+    before = write_manifest(bundle, MANIFEST_VALUE)
+    (bundle / name).write_bytes((bundle / name).read_bytes() + b"x")
+    assert write_manifest(bundle, MANIFEST_VALUE) != before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_changed_byte_is_found_and_its_file_named(bundle: Path, name: str) -> None:
+    content = (bundle / name).read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        (bundle / name).write_bytes(changed)
+        with pytest.raises(BundleError, match=f"{bundle / name}: sha256 is"):
+            read_bundle(bundle)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    assert f"{bundle / name}: cannot be read" in refusal(bundle)
+
+
+def test_a_file_that_became_a_directory_is_named(bundle: Path) -> None:
+    (bundle / GRAPH).unlink()
+    (bundle / GRAPH).mkdir()
+    assert f"{bundle / GRAPH}: cannot be read" in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", ["other.data", ".hidden", "tokenizer/extra.txt"])
+def test_a_file_that_is_not_listed_is_refused(bundle: Path, name: str) -> None:
+    (bundle / name).write_text("x")
+    assert f"does not list {name}; delete it" in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", [GRAPH, GOLDEN])
+def test_a_manifest_must_list_the_files_that_the_server_opens(bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    write_manifest(bundle, MANIFEST_VALUE)
+    assert f"lists no {name}" in refusal(bundle)
+
+
+@pytest.mark.parametrize("name", ["../secret", "tokenizer/../../secret", "{root}/secret"])
+def test_a_listed_file_outside_the_bundle_is_refused_unread(bundle: Path, name: str) -> None:
+    secret = bundle.parent / "secret"
+    secret.write_text("secret")
+    name = name.format(root=bundle.parent)
+    edit_manifest(bundle, lambda content: content["files"].update({name: sha256(b"secret").hexdigest()}))
+    assert f"{name!r}, which is not inside the bundle" in refusal(bundle)
+
+
+def test_a_bundle_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    assert f"{tmp_path}: no readable {MANIFEST}" in refusal(tmp_path)
+
+
+def test_another_format_is_refused_with_both_names(bundle: Path) -> None:
+    edit_manifest(bundle, lambda content: content.update(format="mhsa-bundle/2"))
+    assert "format is 'mhsa-bundle/2', this server reads 'mhsa-bundle/1'; export it again" in refusal(bundle)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "12", '"text"', "\xff"])
+def test_what_is_no_json_object_is_refused(bundle: Path, text: str) -> None:
+    (bundle / MANIFEST).write_bytes(text.encode("latin-1"))
+    assert "model.json cannot be read" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    ("edit", "seen"),
+    [
+        (lambda content: content.update(surprise=1), "surprise"),
+        (lambda content: content["graph"].update(surprise=1), "surprise"),
+        (lambda content: content.pop("hidden_size"), "hidden_size"),
+        (lambda content: content.pop("graph"), "graph"),
+        (lambda content: content["graph"].pop("opset"), "opset"),
+        (lambda content: content.update(graph=None), "GraphFacts"),
+        (lambda content: content.update(hidden_size="4"), "hidden_size is '4'"),
+        (lambda content: content.update(hidden_size=4.0), "hidden_size is 4.0"),
+        (lambda content: content.update(vocab_size=True), "vocab_size is True"),
+        (lambda content: content.update(normalize=1), "normalize is 1"),
+        (lambda content: content.update(pooling="median"), "pooling is 'median'"),
+        (lambda content: content.update(golden_tolerance=None), "golden_tolerance is None"),
+        (lambda content: content.update(golden_tolerance=float("nan")), "NaN"),
+        (lambda content: content.update(golden_tolerance=float("inf")), "Infinity"),
+        (lambda content: content.update(files=[GRAPH]), "files is"),
+        (lambda content: content.update(files={GRAPH: 1}), "files is"),
+        (lambda content: content["graph"].update(opset="20"), "opset is '20'"),
+    ],
+)
+def test_a_manifest_with_other_keys_or_types_is_refused(
+    bundle: Path, edit: Callable[[dict[str, Any]], object], seen: str
+) -> None:
+    edit_manifest(bundle, edit)
+    message = refusal(bundle)
+    assert "model.json cannot be read" in message
+    assert seen in message
+
+
+def test_a_whole_number_is_good_for_a_tolerance(bundle: Path) -> None:
+    edit_manifest(bundle, lambda content: content.update(golden_tolerance=1))
+    assert read_bundle(bundle).manifest.golden_tolerance == 1
+
+
+def test_the_golden_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = golden(2, 1, 3)
+    write_golden(tmp_path / GOLDEN, written)
+    read = read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+    assert [s.token_ids.tolist() for s in read.sequences] == [s.token_ids.tolist() for s in written.sequences]
+    assert [s.position_ids.tolist() for s in read.sequences] == [s.position_ids.tolist() for s in written.sequences]
+    assert [s.token_type_ids.tolist() for s in read.sequences] == [s.token_type_ids.tolist() for s in written.sequences]
+    np.testing.assert_array_equal(read.token_embeddings, written.token_embeddings)
+    np.testing.assert_array_equal(read.sentence_embedding, written.sentence_embedding)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 broken", b"\x93NUMPY"])
+def test_a_golden_file_that_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / GOLDEN).write_bytes(content)
+    with pytest.raises(BundleError, match="not a golden file"):
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+
+
+def test_a_pickle_in_the_golden_file_is_not_opened(tmp_path: Path) -> None:
+    np.savez(tmp_path / GOLDEN, lengths=np.array([{}], dtype=object))
+    with pytest.raises(BundleError, match="not a golden file"):
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lengths", np.array([], np.int64)),
+        ("lengths", np.array([2, 0, 4])),
+        ("lengths", np.array(6)),
+        ("lengths", np.array([2, 1, 4])),
+        ("token_ids", np.zeros(5, np.int64)),
+        ("position_ids", np.zeros((6, 1), np.int64)),
+        ("token_type_ids", np.zeros(0, np.int64)),
+        # These two would be broadcast when they are compared.
+        ("token_embeddings", np.zeros((1, HIDDEN_SIZE), np.float32)),
+        ("sentence_embedding", np.zeros((3, 1), np.float32)),
+        ("sentence_embedding", np.zeros((3, HIDDEN_SIZE + 1), np.float32)),
+    ],
+)
+def test_a_golden_file_whose_shapes_do_not_fit_is_refused(
+    tmp_path: Path, name: str, value: np.ndarray[Any, Any]
+) -> None:
+    write_golden(tmp_path / GOLDEN, golden(2, 1, 3))
+    arrays = dict(np.load(tmp_path / GOLDEN))
+    np.savez(tmp_path / GOLDEN, **(arrays | {name: value}))
+    with pytest.raises(BundleError, match="export it again"):
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+
+
+def test_golden_outputs_of_another_width_than_the_model_are_refused(bundle: Path) -> None:
+    write_manifest(bundle, replace(MANIFEST_VALUE, hidden_size=HIDDEN_SIZE + 1))
+    assert "token_embeddings has shape (6, 4), expected (6, 5)" in refusal(bundle)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
+
+
+def test_a_new_bundle_appears_when_the_block_ends_and_not_before(tmp_path: Path) -> None:
+    destination = tmp_path / "models" / "tiny" / "1"
+    with new_bundle(destination) as work:
+        (work / "file").write_text("new")
+        assert not destination.exists()
+    assert names(tmp_path / "models") == ["tiny", "tiny/1", "tiny/1/file"]
+    assert (destination / "file").read_text() == "new"
+
+
+def test_a_bundle_in_progress_does_not_look_like_a_version(tmp_path: Path) -> None:
+    with new_bundle(tmp_path / "tiny" / "1") as work:
+        assert work.parent == tmp_path / "tiny"
+        assert work.name.startswith(".")
+
+
+def test_a_new_bundle_can_be_read_by_everyone(tmp_path: Path) -> None:
+    with new_bundle(tmp_path / "1"):
+        pass
+    assert (tmp_path / "1").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_block_that_fails_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), new_bundle(tmp_path / "models" / "tiny" / "1") as work:
+        (work / "deep").mkdir()
+        (work / "deep" / "file").write_text("half")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_a_block_that_fails_leaves_the_other_versions(tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "1").mkdir(parents=True)
+    with pytest.raises(ValueError, match="half"), new_bundle(tmp_path / "tiny" / "2"):
+        raise ValueError("half")
+    assert names(tmp_path) == ["tiny", "tiny/1"]
+
+
+def test_an_existing_destination_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    was_entered = False
+    with pytest.raises(BundleError, match="exists; give --force"), new_bundle(tmp_path / "1"):
+        was_entered = True
+    assert not was_entered
+    assert names(tmp_path) == ["1"]
+
+
+def test_a_destination_that_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="exists; give --force"), new_bundle(tmp_path / "1") as work:
+        (work / "file").write_text("slower")
+        (tmp_path / "1").mkdir()
+        (tmp_path / "1" / "file").write_text("faster")
+    assert names(tmp_path) == ["1", "1/file"]
+    assert (tmp_path / "1" / "file").read_text() == "faster"
+
+
+def test_force_replaces_the_old_bundle_whole(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "old").write_text("old")
+    with new_bundle(tmp_path / "1", force=True) as work:
+        (work / "new").write_text("new")
+        assert names(tmp_path / "1") == ["old"]
+    assert names(tmp_path) == ["1", "1/new"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_with_force_a_block_that_fails_leaves_the_old_bundle(tmp_path: Path, error: type[BaseException]) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "old").write_text("old")
+    with pytest.raises(error), new_bundle(tmp_path / "1", force=True):
+        raise error
+    assert names(tmp_path) == ["1", "1/old"]
+
+
+def test_an_interrupt_between_the_two_renames_brings_the_old_bundle_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "old").write_text("old")
+    rename = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if target == tmp_path / "1" and "old" not in self.parent.name:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_bundle(tmp_path / "1", force=True):
+        pass
+    assert names(tmp_path) == ["1", "1/old"]
+
+
+def test_force_without_an_old_bundle_is_fine(tmp_path: Path) -> None:
+    with new_bundle(tmp_path / "1", force=True):
+        pass
+    assert names(tmp_path) == ["1"]
+
+
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BundleError, match="cannot be written to"), new_bundle(tmp_path / "file" / "tiny" / "1"):
+        pass
