@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test check bench protos format clean
+.PHONY: run test check bench protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
@@ -27,12 +27,15 @@ bench: $(MODEL)/model.json  ## Compare offline, padded, unbatched and served rat
 protos: $(VENV)/.made  ## Generate the Python code of the protos
 	$(BIN)/python -m protos.generate
 
-format: $(VENV)/.made
+format: $(VENV)/.made  ## Fix what the linter and formatter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:
+clean:  ## Remove the environment and the demo bundle
 	rm -rf $(VENV) models build *.egg-info
+
+help:  ## This list
+	@sed -n 's/^\([a-z]*\):.*## /\1 - /p' Makefile
 
 # The package brings the checkpoint; its code wants sentence-transformers, ours only wants the files.
 $(VENV)/.made: pyproject.toml constraints.txt

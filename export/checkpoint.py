@@ -192,7 +192,8 @@ def _find_family(directory: Path, content: dict[str, Any]) -> Family:
 
 def _build(directory: Path, family: Family, content: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedConfig]:
     try:
-        config = family.config_class.from_dict(content)
+        # Chunks save memory in training, give the same numbers, and fail on lengths that they do not divide.
+        config = family.config_class.from_dict(content | {"chunk_size_feed_forward": 0})
         return family.model_class(config, add_pooling_layer=False), config
     except Exception as error:  # transformers has no error of its own for a bad configuration
         raise ExportError(f"{directory / 'config.json'}: transformers builds no model from it: {error}") from error

@@ -6,6 +6,7 @@ padding and masks with holes (through position ids), and English text.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pydoc_data.topics import topics
 
 import numpy as np
 from torch import nn
@@ -14,7 +15,7 @@ from export.pooling import PoolingChoice
 from service.request import Int64Array, TokenSequence
 
 SEED = 20240607
-_LONG_TOKENS = 128
+_LONG_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +65,6 @@ def make_grid(subject: Subject) -> dict[str, list[TokenSequence]]:
 
 def english_sequences(tokenize: Callable[[str], list[int]], count: int, max_tokens: int) -> list[TokenSequence]:
     """Paragraphs of Python's own language reference, cut to `max_tokens`."""
-    from pydoc_data.topics import topics
-
     paragraphs = [part for text in topics.values() for part in text.split("\n\n") if len(part) > 60]
     chosen = paragraphs[:: len(paragraphs) // count][:count]
     ids = [np.array(tokenize(paragraph)[:max_tokens], np.int64) for paragraph in chosen]

@@ -31,7 +31,7 @@ from service.engine import Engine
 from service.packing import PackedBatch, pack
 from service.request import Float32Array, TokenSequence
 
-# float32 has 24 bits: a dozen layers of sums in another order cost about 2e-6 on vectors of order 1.
+# Rounding alone: against float64 both sides are off by 1e-6 to 6e-6 on MiniLM-L6, whose token vectors reach 6.
 MAX_ERROR = 1e-5
 MIN_COSINE = 0.99999
 # The same kernels on the same row; only the blocking of the matrix products differs with the batch.
@@ -72,9 +72,11 @@ class ParityReport:
 
     def as_table(self) -> Table:
         """The report for people; narrow enough for 80 columns."""
-        table = Table(title="PyTorch eager against ONNX Runtime", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+        table = Table(
+            title="PyTorch eager against ONNX Runtime", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
         table.add_column("batch", no_wrap=True)
-        for heading in ("sequences", "tokens", "token err", "pooled err", "1 - cos", "company"):
+        for heading in ("seqs", "tokens", "token err", "pooled err", "1 - cos", "company"):
             table.add_column(heading, justify="right", no_wrap=True)
         for case in self.cases:
             cosine = min(case.token_cosine, case.pooled_cosine)
@@ -164,12 +166,15 @@ def _run(engine: Engine, batch: PackedBatch) -> Answer:
 
 def _error(found: Float32Array, expected: Float32Array) -> float:
     """The largest absolute difference; infinite where a number is not finite, so that NaN passes no gate."""
-    difference = float(np.abs(found - expected).max())
+    with np.errstate(invalid="ignore"):
+        difference = float(np.abs(found - expected).max())
     return difference if np.isfinite(difference) else float("inf")
 
 
 def _cosine(found: Float32Array, expected: Float32Array) -> float:
-    """The smallest cosine over rows, in float64; 1 where both rows are zero."""
+    """The smallest cosine over rows, in float64; 1 where both rows are zero, -1 where a number is not finite."""
+    if not (np.isfinite(found).all() and np.isfinite(expected).all()):
+        return -1.0
     a, b = found.astype(np.float64), expected.astype(np.float64)
     products, norms = (a * b).sum(-1), np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     is_zero = ~a.any(-1) & ~b.any(-1)

@@ -164,8 +164,9 @@ def write_golden(path: Path, golden: Golden) -> None:
 def read_golden(path: Path, hidden_size: int) -> Golden:
     """Read golden.npz. Raises `BundleError` when it is no npz, or an array is missing or has another shape."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("lengths", *_FLAT_IDS, *_EXPECTED)}
+        # Opened here: numpy leaves a broken archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in ("lengths", *_FLAT_IDS, *_EXPECTED)}
     except Exception as error:  # numpy, zipfile and zlib have a dozen classes for a damaged file
         raise BundleError(f"{path}: not a golden file ({error}); {_AGAIN}") from None
     lengths = arrays["lengths"]

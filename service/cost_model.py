@@ -6,22 +6,28 @@ Everything but attention runs on T rows; attention sees B x S slots and compares
 fitted to a small grid of runs when a model is loaded, which also warms it. From the same grid comes the token budget:
 the smallest batch at which the rate is within 3% of the best. A larger batch only adds latency: on two CPU cores MiniLM
 reaches its plateau between 128 and 256 tokens and falls off it again past 512.
+
+Machines are shared and noisy, and a disturbance lasts longer than a run. So the grid is gone through several times, and
+of each shape the fastest run counts: what it takes to be wrong about a shape is a disturbance in every round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from service.packing import PackedBatch, pack
 from service.request import TokenSequence
 
-# Short sequences, doubled until the rate no longer rises, and a few long ones for the quadratic term.
-_BUDGETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# Enough for a CPU's plateau; a device whose rate still rises at the last is tried with more.
+_BUDGETS = (16, 32, 64, 128, 256, 512)
+_MAX_BUDGET = 16384
 _SHORT_TOKENS = 16
-_LONG_TOKENS = (64, 128, 256, 512)
+# From here on also as one sequence: the same tokens at another length tell the quadratic term apart.
+_LEAST_LONG_TOKENS = 64
 _PLATEAU = 0.97
-_REPEATS = 3
+_ROUNDS = 5
 # A coarse clock may see no time pass; no run is faster than this.
 _LEAST_SECONDS = 1e-6
 # How far from the others a column must stand, of length 1, to tell anything of its own.
@@ -43,6 +49,13 @@ class CostModel:
     def share(self, num_tokens: int) -> float:
         """A sequence's fair share of a run: its own work, without the run's fixed cost."""
         return self.per_token * num_tokens + self.per_pair * num_tokens * num_tokens
+
+
+class Shape(NamedTuple):
+    """Of a run of the grid: so many sequences, all of one length."""
+
+    num_sequences: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +81,26 @@ def calibrate(
     run: Callable[[PackedBatch], object],
     clock: Callable[[], float],
     max_sequence_tokens: int,
-    limit_seconds: float = 5.0,
+    limit_seconds: float = 4.0,
 ) -> Calibration:
-    """Measure the grid, smallest runs first, until the rate falls off its best or the time is up.
+    """Measure the grid in rounds, smallest runs first, then larger ones while the rate rises, until the time is up.
 
-    Long sequences have half of the time: without them nothing is known about the quadratic term. The time is looked at
-    between runs, so it is passed by one run at most; the first is always made.
+    The time is looked at between runs, so it is passed by one run at most; the first is always made.
     """
-    started = clock()
+    stop_at = clock() + limit_seconds
     short = min(_SHORT_TOKENS, max_sequence_tokens)
-    samples: list[Sample] = []
-    for budget in _BUDGETS:
-        samples.append(_measure(run, clock, max(1, budget // short), short, started + limit_seconds / 2))
-        is_past_best = len(samples) > 2 and _rate(samples[-1]) < 0.9 * max(map(_rate, samples))
-        if is_past_best or clock() > started + limit_seconds / 2:
-            break
-    budget = plateau(samples)
-    for length in _LONG_TOKENS:
-        if length > max_sequence_tokens or clock() > started + limit_seconds:
-            break
-        samples.append(_measure(run, clock, max(1, budget // length), length, started + limit_seconds))
+    shapes = list(_shapes(short, max_sequence_tokens))
+    fastest: dict[Shape, float] = {}
+    for _ in range(_ROUNDS):
+        _measure(run, clock, stop_at, shapes, fastest)
+    while clock() < stop_at and _still_rises(fastest, short):
+        longer = Shape(2 * max(fastest).num_sequences, short)
+        for _ in range(_ROUNDS):
+            _measure(run, clock, stop_at, [longer], fastest)
+    samples = [Sample(b, b * length, length, seconds) for (b, length), seconds in fastest.items()]
     cost = fit(samples)
     errors = [abs(cost.seconds(s.num_sequences, s.num_tokens, s.longest) / s.seconds - 1) for s in samples]
-    return Calibration(cost, max(errors), budget)
+    return Calibration(cost, max(errors), plateau([s for s in samples if s.longest == short]))
 
 
 def plateau(samples: list[Sample]) -> int:
@@ -121,22 +131,39 @@ def fit(samples: list[Sample]) -> CostModel:
         used.pop(int(found.argmin()))
 
 
+def _shapes(short: int, max_sequence_tokens: int) -> Iterator[Shape]:
+    for budget in _BUDGETS:
+        yield Shape(max(1, budget // short), short)
+        if max(_LEAST_LONG_TOKENS, short + 1) <= budget <= max_sequence_tokens:
+            yield Shape(1, budget)
+
+
+def _still_rises(fastest: dict[Shape, float], short: int) -> bool:
+    """Whether the largest of the short runs has the best rate, and a larger one is allowed."""
+    rates = {shape.num_sequences: shape.num_sequences / s for shape, s in fastest.items() if shape.length == short}
+    largest = max(rates)
+    return rates[largest] == max(rates.values()) and 2 * largest * short <= _MAX_BUDGET
+
+
 def _measure(
-    run: Callable[[PackedBatch], object], clock: Callable[[], float], num_sequences: int, length: int, stop_at: float
-) -> Sample:
-    """The fastest of a few runs: the others were disturbed. Fewer if the time is up."""
-    columns = np.arange(length)
-    # Token id 0 and type 0 exist in every vocabulary; what the ids are changes no time.
-    batch = pack([TokenSequence(np.zeros_like(columns), columns, np.zeros_like(columns))] * num_sequences)
-    fastest = float("inf")
-    for _ in range(_REPEATS):
+    run: Callable[[PackedBatch], object],
+    clock: Callable[[], float],
+    stop_at: float,
+    shapes: list[Shape],
+    fastest: dict[Shape, float],
+) -> None:
+    """Run each shape once and keep its fastest time so far."""
+    for shape in shapes:
+        started = clock()
+        if fastest and started > stop_at:
+            return
+        columns = np.arange(shape.length)
+        # Token id 0 and type 0 exist in every vocabulary; what the ids are changes no time.
+        batch = pack([TokenSequence(np.zeros_like(columns), columns, np.zeros_like(columns))] * shape.num_sequences)
         started = clock()
         run(batch)
-        ended = clock()
-        fastest = min(fastest, max(ended - started, _LEAST_SECONDS))
-        if ended > stop_at:
-            break
-    return Sample(num_sequences, batch.num_tokens, length, fastest)
+        seconds = max(clock() - started, _LEAST_SECONDS)
+        fastest[shape] = min(seconds, fastest.get(shape, seconds))
 
 
 def _rate(sample: Sample) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 def available_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), memberships: Path = Path("/proc/self/cgroup")) -> int:
     """Whole CPUs, at least 1. A quota of 1.5 CPUs counts as 2 threads' worth; so does the kernel's scheduler."""
     quotas = [math.ceil(quota) for quota in _cgroup_quotas(cgroup_root, memberships)]
-    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
+    return min([len(os.sched_getaffinity(0)), *quotas])
 
 
 def _cgroup_quotas(root: Path, memberships: Path) -> Iterator[float]:

@@ -79,7 +79,9 @@ class Server:
         log.info("listening: gRPC on port %d, metrics on port %d", self.grpc_port, self.metrics_port)
 
     async def load(self) -> None:
-        """Load every model, then SERVING. Raises `StartupError`."""
+        """Bring every model's series into being, load one after the other, then SERVING. Raises `StartupError`."""
+        for bundle in self._bundles:
+            self.metrics.of_model(bundle.name, str(bundle.version))
         for bundle in self._bundles:
             self.repository.add(await load_model(bundle, self._settings, self.metrics, self._on_death))
         await self._health.set_serving(True)

@@ -62,7 +62,8 @@ def pooled_vector(
     ids: Sequence[int], positions: Sequence[int] | None = None, types: Sequence[int] | None = None
 ) -> Float32Array:
     """(E,): the sum over the tokens; all its numbers are exact in float32."""
-    return token_vectors(ids, positions, types).sum(axis=0)
+    pooled: Float32Array = token_vectors(ids, positions, types).sum(axis=0)
+    return pooled
 
 
 class FakeBatcher:
@@ -109,9 +110,7 @@ class FakeBatcher:
             await held.wait()
 
 
-def fake_model(
-    batcher: FakeBatcher, *, name: str = "fake", version: str = "1", limits: Limits = LIMITS
-) -> Model:
+def fake_model(batcher: FakeBatcher, *, name: str = "fake", version: str = "1", limits: Limits = LIMITS) -> Model:
     """A model as the repository holds it, with a fake for a batcher."""
     return Model(name, version, MANIFEST, "d" * 64, "FakeExecutionProvider", limits, cast("Batcher", batcher))
 

@@ -15,7 +15,9 @@ from service.request import TokenSequence
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_HEADS = 11, 4, 2
 # Eighths: exact in float32, however they are added up.
-TABLE: NDArray[np.float32] = (np.random.default_rng(7).integers(-16, 16, (VOCAB_SIZE, HIDDEN_SIZE)) / 8).astype(np.float32)
+TABLE: NDArray[np.float32] = (np.random.default_rng(7).integers(-16, 16, (VOCAB_SIZE, HIDDEN_SIZE)) / 8).astype(
+    np.float32
+)
 
 _LOOKUP = [helper.make_node("Gather", ["table", "token_ids"], ["token_embeddings"])]
 _ATTENTION = [

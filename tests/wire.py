@@ -1,14 +1,18 @@
 """A real grpc.aio server on loopback, with the two APIs, their interceptor and a fake batcher behind them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import struct
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from prometheus_client import CollectorRegistry
 
+from protos.encoder_pb2 import EncodeRequest, EncodeStreamRequest, EncodeStreamResponse
 from protos.encoder_pb2_grpc import EncoderServiceStub, add_EncoderServiceServicer_to_server
+from protos.open_inference_pb2 import ModelInferRequest
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub, add_GRPCInferenceServiceServicer_to_server
 from service.interceptors import RequestInterceptor
 from service.metrics import Metrics
@@ -16,6 +20,10 @@ from service.repository import Repository
 from service.servicers.encoder import EncoderServicer
 from service.servicers.open_inference import OpenInferenceServicer
 from tests.fakes import FakeBatcher, fake_model, fake_repository
+
+if TYPE_CHECKING:
+    from protos.encoder_pb2_grpc import EncoderServiceAsyncStub
+    from protos.open_inference_pb2_grpc import GRPCInferenceServiceAsyncStub
 
 
 @dataclass
@@ -29,12 +37,20 @@ class Wire:
     draining: asyncio.Event
     target: str
     channel: grpc.aio.Channel
-    encoder: "EncoderServiceStub" = field(init=False)
-    inference: "GRPCInferenceServiceStub" = field(init=False)
+    encoder: "EncoderServiceAsyncStub" = field(init=False)
+    inference: "GRPCInferenceServiceAsyncStub" = field(init=False)
 
     def __post_init__(self) -> None:
         self.encoder = EncoderServiceStub(self.channel)
         self.inference = GRPCInferenceServiceStub(self.channel)
+
+    def raw(self, method: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
+        """A unary method whose messages are bytes."""
+        return self.channel.unary_unary(method, bytes, bytes)
+
+    def raw_stream(self, method: str) -> "grpc.aio.StreamStreamMultiCallable[bytes, bytes]":
+        """A streaming method whose messages are bytes."""
+        return self.channel.stream_stream(method, bytes, bytes)
 
     def sample(self, name: str, **labels: str) -> float:
         """The value of a series; one that does not exist fails the test."""
@@ -68,3 +84,37 @@ async def running(
             yield Wire(batcher, repository, metrics, interceptor, draining, target, channel)
     finally:
         await server.stop(None)
+
+
+def encode_request(sequences: Sequence[Sequence[int]], **fields: Any) -> EncodeRequest:
+    """A message of the typed API."""
+    ids = [i for sequence in sequences for i in sequence]
+    lengths = [len(sequence) for sequence in sequences]
+    return EncodeRequest(token_ids=struct.pack(f"<{len(ids)}i", *ids), lengths=lengths, **fields)
+
+
+def infer_request(ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None = None) -> ModelInferRequest:
+    """A message of the Open Inference Protocol, int64 and raw, that asks for `sentence_embedding`."""
+    message = ModelInferRequest(id="7")
+    message.outputs.add(name="sentence_embedding")
+    for name, rows in (("input_ids", ids), ("attention_mask", mask)):
+        if rows is not None:
+            values = [value for row in rows for value in row]
+            message.inputs.add(name=name, datatype="INT64", shape=[len(rows), len(rows[0])])
+            message.raw_input_contents.append(struct.pack(f"<{len(values)}q", *values))
+    return message
+
+
+StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[EncodeStreamRequest, EncodeStreamResponse]"
+
+
+async def send(call: StreamCall, message_id: str, sequences: Sequence[Sequence[int]], **fields: Any) -> None:
+    """Write one request to a stream."""
+    await call.write(EncodeStreamRequest(id=message_id, request=encode_request(sequences, **fields)))
+
+
+async def receive(call: StreamCall) -> EncodeStreamResponse:
+    """The stream's next answer."""
+    answer = await call.read()
+    assert isinstance(answer, EncodeStreamResponse), "the stream has ended"
+    return answer

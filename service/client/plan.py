@@ -55,7 +55,7 @@ class Plan:
         self._output = output
         self._dimensions = dimensions
         self._hidden_size = described.hidden_size
-        self._is_half = options.get("vector_type") == "float16"
+        self._is_half = _is_half(options.get("vector_type", "float32"))
         self._token_ids, self._lengths = _flatten("sequence", sequences)
         self._token_types = self._flatten_types(options.get("token_type_ids"))
         self._ends = np.cumsum(self._lengths)
@@ -78,10 +78,12 @@ class Plan:
 
     def pooled(self, responses: Sequence[EncodeResponse]) -> Float32Array:
         """(n, dimensions)"""
+        _check_versions(responses)
         return self._join([response.pooled for response in responses], self._dimensions or self._hidden_size)
 
     def tokens(self, responses: Sequence[EncodeResponse]) -> list[Float32Array]:
         """n arrays (L, hidden_size)"""
+        _check_versions(responses)
         rows = self._join([response.tokens for response in responses], self._hidden_size)
         return np.split(rows, self._ends[:-1]) if self._ends.size else []
 
@@ -138,6 +140,20 @@ def _flatten(name: str, sequences: Sequences) -> tuple[NDArray[np.int32], Int64A
     if flat.size and (flat.min() < 0 or flat.max() > np.iinfo(np.int32).max):
         raise ValueError(f"{name}: ids from {flat.min()} to {flat.max()}; they go from 0 to {np.iinfo(np.int32).max}")
     return flat.astype("<i4"), np.array([array.size for array in arrays], np.int64)
+
+
+def _is_half(vector_type: str) -> bool:
+    if vector_type not in ("float32", "float16"):
+        raise ValueError(f"vector_type is {vector_type!r}; it takes float32 or float16")
+    return vector_type == "float16"
+
+
+def _check_versions(responses: Sequence[EncodeResponse]) -> None:
+    """While a new version is rolled out two servers may differ; vectors of two models must not be compared."""
+    if len(versions := sorted({response.version for response in responses})) > 1:
+        raise RuntimeError(
+            f"versions {' and '.join(versions)} answered parts of one call; name a version, or try again"
+        )
 
 
 def _check_lengths(lengths: Int64Array, described: GetModelResponse) -> None:

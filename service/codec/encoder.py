@@ -1,5 +1,7 @@
 """mhsa.encoder.v1 <-> request: ids come as little-endian int32 bytes, vectors leave as little-endian float bytes."""
 
+from collections.abc import Sequence
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -19,9 +21,9 @@ from protos.encoder_pb2 import (
     Timings,
     VectorType,
 )
-from service.codec.sequences import Locate, check_answer, check_counts, check_ids, cut, token_type_bound
+from service.codec.sequences import Locate, check_answer, check_counts, check_ids, spans, token_type_bound
 from service.errors import InvalidRequestError
-from service.request import Encoding, Float32Array, Int64Array, Limits, Request
+from service.request import Encoding, Float32Array, Int64Array, Limits, Request, TokenSequence
 
 WIRE_ID = np.dtype("<i4")
 VECTOR_TYPES: dict[int, np.dtype[np.floating]] = {
@@ -32,21 +34,27 @@ VECTOR_TYPES: dict[int, np.dtype[np.floating]] = {
 POOLED_OUTPUTS = frozenset({OUTPUT_UNSPECIFIED, OUTPUT_POOLED, OUTPUT_POOLED_AND_TOKENS})
 TOKEN_OUTPUTS = frozenset({OUTPUT_TOKENS, OUTPUT_POOLED_AND_TOKENS})
 
+OUTPUTS = frozenset(Output.values())
+
 # Everything in an answer but its vectors: tags, lengths, timings, version, and a stream's envelope with its id.
 ENVELOPE_BYTES = 512
 
 
 def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, deadline: float | None) -> Request:
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
-    lengths = np.fromiter(message.lengths, np.int64, len(message.lengths))  # (B,)
+    lengths = list(message.lengths)
     _check_options(message, limits)
-    check_counts(lengths, limits, "sequence")
-    num_tokens = int(lengths.sum())
-    check_answer(_answer_bytes(message, lengths.size, num_tokens, limits), limits)
+    num_tokens = check_counts(lengths, limits, "sequence")
+    check_answer(_answer_bytes(message, len(lengths), num_tokens, limits), limits)
     locate = _locator(lengths)
     token_ids = check_ids("token id", _read("token_ids", message.token_ids, num_tokens), limits.vocab_size, locate)
+    token_types = _token_types(message, num_tokens, limits, locate)
+    positions = _positions(limits.max_sequence_tokens)
     return Request(
-        sequences=cut(lengths, token_ids, _positions(lengths), _token_types(message, num_tokens, limits, locate)),
+        sequences=tuple(
+            TokenSequence(token_ids[span], positions[: span.stop - span.start], token_types[span])
+            for span in spans(lengths)
+        ),
         wants_tokens=message.output in TOKEN_OUTPUTS,
         arrival=arrival,
         deadline=deadline,
@@ -72,7 +80,7 @@ def encode_response(
 
 
 def _check_options(message: EncodeRequest, limits: Limits) -> None:
-    if message.output not in Output.values():
+    if message.output not in OUTPUTS:
         raise InvalidRequestError(f"output is {message.output}; it takes one of {', '.join(Output.keys())}")
     if message.vector_type not in VECTOR_TYPES:
         raise InvalidRequestError(
@@ -104,22 +112,24 @@ def _token_types(message: EncodeRequest, num_tokens: int, limits: Limits, locate
     return check_ids("token type", token_types, token_type_bound(limits), locate)
 
 
-def _positions(lengths: Int64Array) -> Int64Array:
-    starts = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) - np.repeat(starts, lengths)
+@cache
+def _positions(count: int) -> Int64Array:
+    """0, 1, 2, ...: every sequence's positions begin so, and share this one array."""
+    positions = np.arange(count)
+    positions.setflags(write=False)
+    return positions
 
 
-def _locator(lengths: Int64Array) -> Locate:
+def _locator(lengths: Sequence[int]) -> Locate:
     def locate(index: int) -> str:
-        ends = np.cumsum(lengths)
-        sequence = int(np.searchsorted(ends, index, side="right"))
-        return f"sequence {sequence}, token {index - int(ends[sequence] - lengths[sequence])}"
+        sequence, span = next((i, span) for i, span in enumerate(spans(lengths)) if index < span.stop)
+        return f"sequence {sequence}, token {index - span.start}"
 
     return locate
 
 
 def _pooled_bytes(encodings: list[Encoding], dimensions: int, dtype: np.dtype[np.floating]) -> bytes:
-    rows = np.stack([encoding.pooled for encoding in encodings])  # (B, E)
+    rows = np.concatenate([encoding.pooled for encoding in encodings]).reshape(len(encodings), -1)  # (B, E)
     return _to_bytes(_truncate(rows, dimensions) if dimensions else rows, dtype)
 
 

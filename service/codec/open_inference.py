@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.open_inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
-from service.codec.sequences import Locate, check_answer, check_counts, check_ids, cut, token_type_bound
+from service.codec.sequences import Locate, check_answer, check_counts, check_ids, spans, token_type_bound
 from service.errors import InvalidRequestError
-from service.request import Encoding, Float32Array, Limits, Request
+from service.request import Encoding, Float32Array, Limits, Request, TokenSequence
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SENTENCE, TOKENS = OUTPUTS = ("sentence_embedding", "last_hidden_state")
@@ -56,7 +56,7 @@ def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, 
     ids = arrays["input_ids"]  # (B, S)
     is_real = _is_real(arrays.get("attention_mask"), ids)
     rows, columns = np.nonzero(is_real)  # (T,), row after row
-    lengths = is_real.sum(axis=1)  # (B,)
+    lengths = is_real.sum(axis=1).tolist()
     _check_columns(rows, columns, limits)
     check_counts(lengths, limits, "row")
     check_answer(_answer_bytes(message, outputs, ids.shape, limits), limits)
@@ -66,7 +66,7 @@ def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, 
 
     token_ids = check_ids("input_ids", ids[is_real], limits.vocab_size, locate)
     token_types = _token_types(arrays.get("token_type_ids"), is_real, limits, locate)
-    sequences = cut(lengths, token_ids, columns, token_types)
+    sequences = tuple(TokenSequence(token_ids[s], columns[s], token_types[s]) for s in spans(lengths))
     return InferCall(Request(sequences, TOKENS in outputs, arrival, deadline), outputs, is_real)
 
 
@@ -206,7 +206,7 @@ def _answer_bytes(message: ModelInferRequest, outputs: tuple[str, ...], shape: t
 
 
 def _sentence_embedding(encodings: list[Encoding]) -> Float32Array:
-    return np.stack([encoding.pooled for encoding in encodings])  # (B, E)
+    return np.concatenate([encoding.pooled for encoding in encodings]).reshape(len(encodings), -1)  # (B, E)
 
 
 def _last_hidden_state(encodings: list[Encoding], is_real: NDArray[np.bool_]) -> Float32Array:

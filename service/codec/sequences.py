@@ -4,36 +4,40 @@
 is called only for the first token that is wrong: right ones cost one pass over the array.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InvalidRequestError
-from service.request import Int64Array, Limits, TokenSequence
+from service.request import Int64Array, Limits
 
 Locate = Callable[[int], str]
 _UNSIGNED: dict[int, np.dtype[np.unsignedinteger[Any]]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
-def check_counts(lengths: Int64Array, limits: Limits, noun: str) -> None:
-    """Check the number of sequences and of tokens, one by one and in all. `noun` is the API's word for a sequence."""
-    if lengths.size == 0:
+def check_counts(lengths: Sequence[int], limits: Limits, noun: str) -> int:
+    """Check the number of sequences and of tokens, one by one and in all. `noun` is the API's word for a sequence.
+
+    Returns the number of tokens.
+    """
+    if not lengths:
         raise InvalidRequestError(f"the request has no {noun}s; it takes 1 to {limits.max_request_sequences}")
-    if lengths.size > limits.max_request_sequences:
+    if len(lengths) > limits.max_request_sequences:
         raise InvalidRequestError(
-            f"the request has {lengths.size} {noun}s; the limit is {limits.max_request_sequences}"
+            f"the request has {len(lengths)} {noun}s; the limit is {limits.max_request_sequences}"
         )
-    if lengths.min() < 1:
-        raise InvalidRequestError(f"{noun} {int(lengths.argmin())} has no tokens; the least is 1")
-    if lengths.max() > limits.max_sequence_tokens:
-        index = int(np.argmax(lengths > limits.max_sequence_tokens))
+    if min(lengths) < 1:
+        raise InvalidRequestError(f"{noun} {lengths.index(0)} has no tokens; the least is 1")
+    if max(lengths) > limits.max_sequence_tokens:
+        index = next(i for i, length in enumerate(lengths) if length > limits.max_sequence_tokens)
         raise InvalidRequestError(
             f"{noun} {index} has {lengths[index]} tokens; the limit is {limits.max_sequence_tokens}"
         )
-    if (total := int(lengths.sum())) > limits.max_request_tokens:
-        raise InvalidRequestError(f"the request has {total} tokens; the limit is {limits.max_request_tokens}")
+    if (num_tokens := sum(lengths)) > limits.max_request_tokens:
+        raise InvalidRequestError(f"the request has {num_tokens} tokens; the limit is {limits.max_request_tokens}")
+    return num_tokens
 
 
 def check_ids(name: str, ids: NDArray[np.signedinteger[Any]], bound: int, locate: Locate) -> Int64Array:
@@ -58,10 +62,9 @@ def token_type_bound(limits: Limits) -> int:
     return max(limits.type_vocab_size, 1)
 
 
-def cut(
-    lengths: Int64Array, token_ids: Int64Array, position_ids: Int64Array, token_type_ids: Int64Array
-) -> tuple[TokenSequence, ...]:
-    """One view per sequence of the flat arrays (T,)."""
-    ends = np.cumsum(lengths).tolist()
-    spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    return tuple(TokenSequence(token_ids[span], position_ids[span], token_type_ids[span]) for span in spans)
+def spans(lengths: Iterable[int]) -> Iterator[slice]:
+    """Where each sequence stands among the flat tokens."""
+    start = 0
+    for length in lengths:
+        yield slice(start, start + length)
+        start += length

@@ -24,6 +24,7 @@ from service.servicers.status import Failure
 
 # Part of the answer's size, which is checked before the request is run.
 MAX_ID_BYTES = 256
+_CANCELLATION_SECONDS = 1.0
 
 StreamContext = ServicerContext[EncodeStreamRequest, EncodeStreamResponse]
 
@@ -98,8 +99,9 @@ class EncodeStreamCall:
             try:
                 await self._context.write(response)
             except InternalError:
-                # The client left during the write. gRPC is about to cancel this call, which cancels everything else.
-                return
+                # If the client left during the write, gRPC cancels this task in a moment; else the fault is ours.
+                await asyncio.sleep(_CANCELLATION_SECONDS)
+                raise
 
 
 def _response(message_id: str, result: EncodeResponse | Failure) -> EncodeStreamResponse:

@@ -144,6 +144,14 @@ def test_a_configuration_that_builds_no_model_is_refused(checkpoint: Path) -> No
     assert "32" in refusal
 
 
+def test_feed_forward_chunks_are_put_together(checkpoint: Path) -> None:
+    _edit(checkpoint / "config.json", chunk_size_feed_forward=16)
+
+    found = read_checkpoint(checkpoint).encoder(torch.zeros(1, 9, dtype=torch.long))
+
+    assert found.shape == (1, 9, 32)
+
+
 def test_weights_of_another_size_are_refused_with_their_names(checkpoint: Path) -> None:
     _edit(checkpoint / "config.json", num_hidden_layers=1)
 

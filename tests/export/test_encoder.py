@@ -169,24 +169,12 @@ def test_a_layer_is_torchs_transformer_encoder_layer(norm: Norm, activation: Act
 
 def _copy_into_torch(ours: EncoderLayer, theirs: nn.TransformerEncoderLayer) -> None:
     own = ours.state_dict()
-    projections = [f"attention.{name}_lin" for name in "qkv"]
-    theirs.load_state_dict(
-        {
-            f"self_attn.in_proj_{part}": torch.cat([own[f"{name}.{part}"] for name in projections])
-            for part in ("weight", "bias")
-        }
-        | {
-            f"{their_name}.{part}": own[f"{our_name}.{part}"]
-            for their_name, our_name in (
-                ("self_attn.out_proj", "attention.out_lin"),
-                ("linear1", "ff_in"),
-                ("linear2", "ff_out"),
-                ("norm1", "attention_norm"),
-                ("norm2", "ff_norm"),
-            )
-            for part in ("weight", "bias")
-        }
-    )
+    names = {"self_attn.out_proj": "attention.out_lin", "linear1": "ff_in", "linear2": "ff_out"}
+    names |= {"norm1": "attention_norm", "norm2": "ff_norm"}
+    copied = {f"{name}.{part}": own[f"{names[name]}.{part}"] for name in names for part in ("weight", "bias")}
+    for part in ("weight", "bias"):
+        copied[f"self_attn.in_proj_{part}"] = torch.cat([own[f"attention.{name}_lin.{part}"] for name in "qkv"])
+    theirs.load_state_dict(copied)
 
 
 @pytest.mark.parametrize("width", [32, 7])

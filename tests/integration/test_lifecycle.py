@@ -11,12 +11,15 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
+import trustme
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
+from service.client import EncoderClient
 from tests.integration.server_process import ServerProcess
 
 
@@ -186,3 +189,46 @@ def test_only_holders_of_a_token_are_served(tiny_bundle: Path, tmp_path: Path) -
                 stub.Encode(message(1, 5), metadata=(("authorization", "Bearer third"),))
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
             assert health(channel) == HealthCheckResponse.SERVING, "probes have no token"
+
+
+def test_tls_is_served_to_those_who_trust_the_certificate(tiny_bundle: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    issued.private_key_pem.write_to_path(key)
+    for pem in issued.cert_chain_pems:
+        pem.write_to_path(certificate, append=True)
+    with ServerProcess(tiny_bundle.parents[1], "--tls-cert", str(certificate), "--tls-key", str(key)) as server:
+        server.wait_for_log("serving 1 models")
+        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        with EncoderClient(server.address, credentials=credentials) as client:
+            assert client.encode([[1, 2, 3]]).shape == (1, 32)
+
+
+def test_a_certificate_that_cannot_be_read_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    with ServerProcess(tiny_bundle.parents[1], "--tls-cert", missing, "--tls-key", missing) as server:
+        assert f"{missing}: No such file or directory" in refusal(server)
+
+
+def test_an_idle_server_burns_no_cpu(minilm_server: ServerProcess) -> None:
+    process = psutil.Process(minilm_server.process.pid)
+    before = process.cpu_times()
+    time.sleep(2)  # the one thing that must be waited for: nothing happening
+    after = process.cpu_times()
+    assert after.user + after.system - before.user - before.system < 0.1  # 5% of one core
+
+
+def test_memory_does_not_grow_with_every_new_shape(minilm_server: ServerProcess) -> None:
+    """ONNX Runtime's arena keeps its high-water mark; the token budget is what bounds it."""
+    rng = np.random.default_rng(3)
+
+    def run(count: int) -> int:
+        with EncoderClient(minilm_server.address) as client:
+            for _ in range(count):
+                lengths = rng.integers(1, 257, rng.integers(1, 9))
+                client.encode([rng.integers(0, 30522, length) for length in lengths])
+        return int(psutil.Process(minilm_server.process.pid).memory_info().rss)
+
+    settled = run(60)
+    assert run(60) < 1.1 * settled

@@ -235,7 +235,9 @@ def test_a_golden_file_that_is_no_npz_is_refused(tmp_path: Path, content: bytes)
 
 
 def test_a_pickle_in_the_golden_file_is_not_opened(tmp_path: Path) -> None:
-    np.savez(tmp_path / GOLDEN, lengths=np.array([{}], dtype=object))
+    write_golden(tmp_path / GOLDEN, golden(2, 1, 3))
+    arrays = dict(np.load(tmp_path / GOLDEN))
+    np.savez(tmp_path / GOLDEN, **(arrays | {"lengths": arrays["lengths"].astype(object)}))
     with pytest.raises(BundleError, match="not a golden file"):
         read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
 
@@ -263,6 +265,15 @@ def test_a_golden_file_whose_shapes_do_not_fit_is_refused(
     arrays = dict(np.load(tmp_path / GOLDEN))
     np.savez(tmp_path / GOLDEN, **(arrays | {name: value}))
     with pytest.raises(BundleError, match="export it again"):
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+
+
+def test_a_golden_file_without_sequences_is_refused(tmp_path: Path) -> None:
+    """Its shapes fit, and replaying it would prove nothing."""
+    ids, vectors = np.zeros(0, np.int64), np.zeros((0, HIDDEN_SIZE), np.float32)
+    flat = dict.fromkeys(("lengths", "token_ids", "position_ids", "token_type_ids"), ids)
+    np.savez(tmp_path / GOLDEN, **flat, token_embeddings=vectors, sentence_embedding=vectors)  # type: ignore[arg-type]
+    with pytest.raises(BundleError, match="nothing can be compared"):
         read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
 
 
@@ -298,10 +309,13 @@ def test_a_new_bundle_can_be_read_by_everyone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_a_block_that_fails_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), new_bundle(tmp_path / "models" / "tiny" / "1") as work:
+    def fill(work: Path) -> None:
         (work / "deep").mkdir()
         (work / "deep" / "file").write_text("half")
         raise error
+
+    with pytest.raises(error), new_bundle(tmp_path / "models" / "tiny" / "1") as work:
+        fill(work)
     assert names(tmp_path) == []
 
 
@@ -322,10 +336,12 @@ def test_an_existing_destination_is_refused_before_anything_is_done(tmp_path: Pa
 
 
 def test_a_destination_that_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="exists; give --force"), new_bundle(tmp_path / "1") as work:
-        (work / "file").write_text("slower")
-        (tmp_path / "1").mkdir()
-        (tmp_path / "1" / "file").write_text("faster")
+    faster = tmp_path / "other" / "1"
+    faster.mkdir(parents=True)
+    (faster / "file").write_text("faster")
+    with pytest.raises(BundleError, match="exists; give --force"), new_bundle(tmp_path / "1"):
+        shutil.copytree(faster, tmp_path / "1")
+    shutil.rmtree(faster.parent)
     assert names(tmp_path) == ["1", "1/file"]
     assert (tmp_path / "1" / "file").read_text() == "faster"
 

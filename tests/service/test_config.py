@@ -171,7 +171,9 @@ def test_a_certificate_without_its_key_is_refused(given: str) -> None:
     assert "--tls-cert and --tls-key go together" in refusal([*MODELS, given, "/x"], {})
 
 
-@pytest.mark.parametrize("name", ["MHSA_GRPC_PROT", "MHSA_MODEL", "MHSA_", "MHSA_SERVICE", "MHSA_PORT", "MHSA_GRPC_port"])
+@pytest.mark.parametrize(
+    "name", ["MHSA_GRPC_PROT", "MHSA_MODEL", "MHSA_", "MHSA_SERVICE", "MHSA_PORT", "MHSA_GRPC_port"]
+)
 def test_a_variable_that_is_no_setting_is_refused_by_name(name: str) -> None:
     assert refusal(MODELS, {name: "1"}) == f"no setting has the environment variable {name}; see mhsa-serve --help"
 
@@ -181,7 +183,9 @@ def test_the_value_of_an_unknown_variable_is_not_repeated() -> None:
 
 
 def test_other_programs_variables_are_none_of_ours() -> None:
-    assert parse_settings(MODELS, {"PATH": "/bin", "XMHSA_PORT": "1", "mhsa_port": "1"}) == parse_settings(MODELS, {})
+    assert parse_settings(MODELS, {"PATH": "/bin", "XMHSA_X": "1", "mhsa_x": "1", "MHSAX": "1"}) == parse_settings(
+        MODELS, {}
+    )
 
 
 def service_links(name: str, address: str = "10.96.0.7") -> dict[str, str]:
@@ -219,7 +223,9 @@ def test_no_setting_of_ours_has_the_form_of_a_service_link() -> None:
 def test_the_readme_has_the_table_of_settings() -> None:
     lines = ["| flag | variable | default | what |", "|---|---|---|---|"]
     lines += [f"| `{row.flag}` | `{row.variable}` | `{row.default}` | {row.help} |" for row in setting_rows()]
-    table = "\n".join(lines)
-    assert README.exists(), f"README.md is missing; between <!-- settings --> and <!-- /settings --> it needs\n\n{table}\n"
+    table = "\n".join(lines).replace("<", "\\<")
+    assert README.exists(), (
+        f"README.md is missing; between <!-- settings --> and <!-- /settings --> it needs\n\n{table}\n"
+    )
     found = README.read_text().partition("<!-- settings -->\n")[2].partition("<!-- /settings -->")[0].strip()
     assert found == table, f"between <!-- settings --> and <!-- /settings --> README.md needs\n\n{table}\n"

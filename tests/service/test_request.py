@@ -39,11 +39,11 @@ def test_a_request_settles_with_its_last_sequence() -> None:
 
 
 def test_answers_stand_in_the_order_of_the_request_and_not_of_the_runs() -> None:
-    two, _ = request(1, 1)
-    first, second = encoding(0.0), encoding(1.0)
-    two.complete(1, second, started=1.0, finished=2.0)
-    two.complete(0, first, started=2.0, finished=3.0)
-    assert two.encodings == [first, second]
+    three, _ = request(1, 1, 1)
+    answers = [encoding(float(place)) for place in range(3)]
+    for place in (1, 2, 0):
+        three.complete(place, answers[place], started=1.0, finished=2.0)
+    assert three.encodings == answers
 
 
 def test_the_times_span_all_runs_in_whatever_order_they_come_back() -> None:

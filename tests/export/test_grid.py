@@ -1,0 +1,65 @@
+"""The batches of the gate."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from export.grid import Subject, english_sequences, make_grid
+from export.pooling import PoolingChoice
+
+
+def _subject(max_sequence_tokens: int) -> Subject:
+    return Subject(
+        encoder=nn.Identity(),
+        pooling=PoolingChoice("mean", normalize=False),
+        num_layers=1,
+        vocab_size=50,
+        type_vocab_size=2,
+        pad_token_id=0,
+        max_sequence_tokens=max_sequence_tokens,
+        tokenize=lambda text: [len(word) for word in text.split()],
+    )
+
+
+def test_the_grid_holds_what_has_broken_exports_before() -> None:
+    lengths = {name: [s.num_tokens for s in sequences] for name, sequences in make_grid(_subject(256)).items()}
+
+    assert lengths["one token"] == [1]
+    assert lengths["longest"] == [256]
+    assert lengths["primes"] == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
+    assert len(set(lengths["all equal"])) == 1
+    assert max(lengths["one long, many short"]) == 64
+    assert sorted(lengths["one long, many short"])[-2] == 9
+    assert len(lengths["English text"]) == 12
+
+
+def test_positions_are_left_padded_and_have_holes() -> None:
+    grid = make_grid(_subject(256))
+
+    assert all(sequence.position_ids[-1] == 23 for sequence in grid["left padded"])
+    assert any(np.any(np.diff(sequence.position_ids) > 1) for sequence in grid["masks with holes"])
+    assert all(np.all(np.diff(s.position_ids) > 0) for sequences in grid.values() for s in sequences)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 64, 512])
+def test_nothing_exceeds_the_models_limits(limit: int) -> None:
+    for sequences in make_grid(_subject(limit)).values():
+        for sequence in sequences:
+            assert 1 <= sequence.num_tokens <= limit
+            assert sequence.position_ids.max() < limit
+            assert 0 <= sequence.token_ids.min() <= sequence.token_ids.max() < 50
+            assert set(sequence.token_type_ids) <= {0, 1}
+
+
+def test_the_grid_is_the_same_every_time() -> None:
+    first, second = make_grid(_subject(64)), make_grid(_subject(64))
+
+    for name, sequences in first.items():
+        for one, other in zip(sequences, second[name], strict=True):
+            assert np.array_equal(one.token_ids, other.token_ids)
+
+
+def test_english_text_is_cut_to_the_limit() -> None:
+    sequences = english_sequences(lambda text: list(range(len(text))), 4, 10)
+
+    assert [sequence.token_ids.tolist() for sequence in sequences] == [list(range(10))] * 4

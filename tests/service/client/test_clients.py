@@ -1,0 +1,165 @@
+"""Both clients against a real server. Each test runs on the blocking client, in a thread, and on the asyncio one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from service.client import AsyncEncoderClient, EncoderClient
+from service.errors import UnavailableError
+from tests.fakes import HIDDEN_SIZE, pooled_vector, token_vectors
+from tests.wire import Wire, running
+
+# client(target, method, *arguments, **options): one call on a client of its own.
+Call = Callable[..., Awaitable[Any]]
+
+
+async def blocking(target: str, method: str, *args: Any, token: str | None = None, **options: Any) -> Any:
+    def call() -> Any:
+        with EncoderClient(target, token=token) as client:
+            return getattr(client, method)(*args, **options)
+
+    return await asyncio.to_thread(call)
+
+
+async def on_asyncio(target: str, method: str, *args: Any, token: str | None = None, **options: Any) -> Any:
+    async with AsyncEncoderClient(target, token=token) as client:
+        return await getattr(client, method)(*args, **options)
+
+
+@pytest.fixture(params=[blocking, on_asyncio], ids=["blocking", "asyncio"])
+def client(request: pytest.FixtureRequest) -> Call:
+    call: Call = request.param
+    return call
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[Wire]:
+    async with running() as running_wire:
+        yield running_wire
+
+
+async def test_encode_gives_a_row_for_each_sequence(wire: Wire, client: Call) -> None:
+    vectors = await client(wire.target, "encode", [[3, 5], [7]])
+
+    np.testing.assert_array_equal(vectors, [pooled_vector([3, 5]), pooled_vector([7])])
+    assert vectors.dtype == np.float32
+
+
+async def test_encode_tokens_gives_an_array_for_each_sequence(wire: Wire, client: Call) -> None:
+    first, second = await client(wire.target, "encode_tokens", [[3, 5], [7]])
+
+    np.testing.assert_array_equal(first, token_vectors([3, 5]))
+    np.testing.assert_array_equal(second, token_vectors([7]))
+
+
+async def test_a_call_beyond_every_limit_comes_back_whole_and_in_order(wire: Wire, client: Call) -> None:
+    sequences = [[1 + i % 900] * (1 + i % 16) for i in range(300)]  # the server takes 8 sequences and 64 tokens
+
+    vectors = await client(wire.target, "encode", sequences)
+
+    np.testing.assert_array_equal(vectors, [pooled_vector(sequence) for sequence in sequences])
+    assert len(wire.batcher.requests) > 300 / 8
+
+
+async def test_the_parts_of_a_call_are_on_the_wire_together(wire: Wire, client: Call) -> None:
+    held = wire.batcher.hold(1)
+    call = asyncio.ensure_future(client(wire.target, "encode", [[1]] * 100))
+    await wire.batcher.wait_for_requests(8)
+    held.set()
+
+    assert (await call).shape == (100, HIDDEN_SIZE)
+
+
+async def test_nothing_gives_nothing(wire: Wire, client: Call) -> None:
+    assert (await client(wire.target, "encode", [])).shape == (0, HIDDEN_SIZE)
+    assert (await client(wire.target, "encode", [], dimensions=2)).shape == (0, 2)
+    assert await client(wire.target, "encode_tokens", []) == []
+
+
+async def test_token_types_and_dimensions_are_sent(wire: Wire, client: Call) -> None:
+    vectors = await client(wire.target, "encode", [[3, 5]], token_type_ids=[[0, 1]], dimensions=3)
+
+    expected = pooled_vector([3, 5], types=[0, 1])[:3]
+    # The server divides in float64 and rounds to float32, whose spacing below 1 is 6e-8.
+    np.testing.assert_allclose(vectors, [expected / np.linalg.norm(expected)], atol=6e-8)
+
+
+async def test_half_width_on_the_wire_is_float32_here(wire: Wire, client: Call) -> None:
+    vectors = await client(wire.target, "encode", [[3]], vector_type="float16")
+
+    np.testing.assert_array_equal(vectors, [pooled_vector([3])])  # small integers and halves are exact in float16
+    assert vectors.dtype == np.float32
+
+
+async def test_a_model_and_version_may_be_named(wire: Wire, client: Call) -> None:
+    assert (await client(wire.target, "encode", [[1]], model="fake", version="1")).shape == (1, HIDDEN_SIZE)
+    with pytest.raises(grpc.RpcError) as failure:
+        await client(wire.target, "encode", [[1]], model="x")
+    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_timeout_is_for_the_whole_call(wire: Wire, client: Call) -> None:
+    wire.batcher.hold(2)
+    with pytest.raises(grpc.RpcError) as failure:
+        await client(wire.target, "encode", [[1]] * 40 + [[2]], timeout=0.3)
+    await wire.interceptor.wait_until_idle()
+
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_part_that_fails_takes_the_others_back(wire: Wire, client: Call) -> None:
+    wire.batcher.hold(1)
+    with pytest.raises(grpc.RpcError) as failure:
+        await client(wire.target, "encode", [[5000]] * 8 + [[1]] * 40)
+    await wire.interceptor.wait_until_idle()
+
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_unavailable_is_tried_again(wire: Wire, client: Call) -> None:
+    wire.batcher.error = UnavailableError("draining")
+    call = asyncio.ensure_future(client(wire.target, "encode", [[1]]))
+    await wire.batcher.wait_for_requests(1)
+    wire.batcher.error = None
+
+    assert (await call).shape == (1, HIDDEN_SIZE)
+    assert len(wire.batcher.requests) == 2
+
+
+async def test_a_token_is_sent_as_bearer(client: Call) -> None:
+    async with running(tokens=["a-token"]) as wire:
+        await client(wire.target, "encode", [[1]], token="a-token")
+        with pytest.raises(grpc.RpcError) as failure:
+            await client(wire.target, "encode", [[1]], token="another")
+    assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_the_model_is_described_and_asked_for_once(wire: Wire) -> None:
+    async with AsyncEncoderClient(wire.target) as client:
+        assert (await client.model()).hidden_size == HIDDEN_SIZE
+        await client.encode([[1]])
+        await client.encode([[2]])
+
+    assert wire.sample("mhsa_requests_total", method="GetModel", code="OK") == 1
+
+
+async def test_an_asyncio_caller_that_is_cancelled_leaves_nothing_behind(wire: Wire) -> None:
+    wire.batcher.hold(1)
+    async with AsyncEncoderClient(wire.target) as client:
+        call = asyncio.create_task(client.encode([[1]] * 100))
+        await wire.batcher.wait_for_requests(8)
+        call.cancel()
+        await wire.interceptor.wait_until_idle()
+
+    assert wire.batcher.num_cancelled == 8
+
+
+async def test_threads_share_a_blocking_client(wire: Wire) -> None:
+    with EncoderClient(wire.target) as client:
+        vectors = await asyncio.gather(*(asyncio.to_thread(client.encode, [[i]]) for i in range(16)))
+
+    np.testing.assert_array_equal(np.concatenate(vectors), [pooled_vector([i]) for i in range(16)])

@@ -1,0 +1,90 @@
+"""The wiring, in this process: what only shows when the parts meet."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from protos import encoder_pb2 as pb
+from protos.encoder_pb2_grpc import EncoderServiceStub
+from service import repository
+from service.config import Settings
+from service.engine import Engine
+from service.errors import StartupError
+from service.server import Server, serve
+
+HELLO = pb.EncodeRequest(token_ids=np.array([1, 2, 3], "<i4").tobytes(), lengths=[3])
+
+
+def settings(bundle: Path, **others: object) -> Settings:
+    fixed = {"host": "127.0.0.1", "grpc_port": 0, "metrics_port": 0, "drain_seconds": 0.0}
+    return Settings(models=bundle.parents[1], **(fixed | others))  # type: ignore[arg-type]  # checked by Settings' tests
+
+
+async def test_a_dead_engine_ends_the_process_with_an_error(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: list[Server] = []
+
+    def remembered(given: Settings) -> Server:
+        servers.append(Server(given))
+        return servers[0]
+
+    monkeypatch.setattr("service.server.Server", remembered)
+    process = asyncio.create_task(serve(settings(tiny_bundle)))
+    async with asyncio.timeout(30):
+        while not (servers and servers[0].repository.is_ready):
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(Engine, "run", lambda *_, **__: 1 // 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{servers[0].grpc_port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await EncoderServiceStub(channel).Encode(HELLO, timeout=10)
+    assert failed.value.code() == grpc.StatusCode.INTERNAL
+    assert "division" not in (failed.value.details() or ""), "the exception's text stays in the log"
+    assert await process == 1
+
+
+async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:
+    process = asyncio.create_task(serve(settings(tiny_bundle)))
+    await asyncio.sleep(0)  # the handlers are set before anything is awaited
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await process == 0
+
+
+async def test_a_model_that_fails_to_load_stops_the_start_and_frees_the_ports(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "largest_difference", lambda *_, **__: 0.5)
+    with pytest.raises(StartupError, match=r"differ from PyTorch's by 5\.0e-01"):
+        await serve(settings(tiny_bundle))
+    server = Server(settings(tiny_bundle))
+    await server.start()
+    await server.stop()
+
+
+async def test_a_loaded_server_is_serving_and_warm(tiny_bundle: Path) -> None:
+    server = Server(settings(tiny_bundle))
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        before = await HealthStub(channel).Check(HealthCheckRequest())
+        await server.load()
+        after = await HealthStub(channel).Check(HealthCheckRequest())
+        answer = await EncoderServiceStub(channel).Encode(HELLO)
+    await server.stop()
+    assert (before.status, after.status) == (HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING)
+    assert len(answer.pooled) == 32 * 4
+
+
+@pytest.mark.parametrize(("text", "complaint"), [(None, "No such file"), (" \n", "holds no token")])
+def test_a_token_file_without_tokens_is_refused(
+    tiny_bundle: Path, tmp_path: Path, text: str | None, complaint: str
+) -> None:
+    path = tmp_path / "tokens"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(StartupError, match=complaint):
+        Server(settings(tiny_bundle, auth_token_file=path))
