@@ -216,7 +216,7 @@ class EncodeStreamRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Chosen by the client, repeated in the answer. Unique among the requests in flight on this stream."""
+    """Chosen by the client, repeated in the answer. Unique among the requests in flight on this stream, at most 256 bytes."""
     @_builtins.property
     def request(self) -> Global___EncodeRequest:
         """What to encode."""

@@ -28,13 +28,13 @@ class EncoderServicer(EncoderServiceServicer):
         self._draining = draining
         self._stream_meter = Meter(metrics, "EncodeStream")
 
-    async def Encode(  # noqa: N802  # gRPC's name
+    async def Encode(
         self, request: pb.EncodeRequest, context: ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
     ) -> pb.EncodeResponse:
         """Encode one ragged batch."""
         return await self._encode(request, context)
 
-    async def EncodeStream(  # type: ignore[override]  # noqa: N802  # gRPC's reader-writer form
+    async def EncodeStream(  # type: ignore[override]
         self, _request_iterator: AsyncIterator[pb.EncodeStreamRequest], context: StreamContext
     ) -> None:
         """Encode a pipeline of ragged batches."""
@@ -43,7 +43,7 @@ class EncoderServicer(EncoderServiceServicer):
         )
         await call.serve(self._draining)
 
-    async def GetModel(  # noqa: N802  # gRPC's name
+    async def GetModel(
         self, request: pb.GetModelRequest, _context: ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
     ) -> pb.GetModelResponse:
         """Describe a model."""

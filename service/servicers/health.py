@@ -29,22 +29,24 @@ class HealthServicer(HealthServicerBase):  # type: ignore[misc]  # grpc_health s
             self._status = _SERVING if is_serving else _NOT_SERVING
             self._changed.notify_all()
 
-    async def Check(  # noqa: N802  # gRPC's name
+    async def Check(
         self, request: HealthCheckRequest, context: ServicerContext[HealthCheckRequest, HealthCheckResponse]
     ) -> HealthCheckResponse:
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:128]!r}")
         return HealthCheckResponse(status=self._status)
 
-    async def Watch(  # noqa: N802  # gRPC's name
+    async def Watch(
         self, request: HealthCheckRequest, context: ServicerContext[HealthCheckRequest, HealthCheckResponse]
     ) -> None:
-        is_known = request.service in self._services
         sent = None
         while True:
-            status = self._status if is_known else HealthCheckResponse.SERVICE_UNKNOWN
-            if status != sent:
+            if (status := self._status_of(request.service)) != sent:
                 await context.write(HealthCheckResponse(status=status))
                 sent = status
             async with self._changed:
-                await self._changed.wait_for(lambda: self._status != sent if is_known else False)  # noqa: B023
+                if self._status_of(request.service) == sent:
+                    await self._changed.wait()
+
+    def _status_of(self, service: str) -> HealthCheckResponse.ServingStatus:
+        return self._status if service in self._services else HealthCheckResponse.SERVICE_UNKNOWN

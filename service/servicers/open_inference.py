@@ -33,21 +33,15 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         self._repository = repository
         self._version = _installed_version()
 
-    async def ServerLive(  # noqa: N802  # the protocol's name, as below
-        self, _request: pb.ServerLiveRequest, _context: _Context
-    ) -> pb.ServerLiveResponse:
+    async def ServerLive(self, _request: pb.ServerLiveRequest, _context: _Context) -> pb.ServerLiveResponse:
         """Whether the process runs."""
         return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(  # noqa: N802
-        self, _request: pb.ServerReadyRequest, _context: _Context
-    ) -> pb.ServerReadyResponse:
+    async def ServerReady(self, _request: pb.ServerReadyRequest, _context: _Context) -> pb.ServerReadyResponse:
         """Whether every model can serve."""
         return pb.ServerReadyResponse(ready=self._repository.is_ready)
 
-    async def ModelReady(  # noqa: N802
-        self, request: pb.ModelReadyRequest, _context: _Context
-    ) -> pb.ModelReadyResponse:
+    async def ModelReady(self, request: pb.ModelReadyRequest, _context: _Context) -> pb.ModelReadyResponse:
         """Whether one model can serve."""
         try:
             self._repository.get(request.name, request.version)
@@ -55,15 +49,11 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
 
-    async def ServerMetadata(  # noqa: N802
-        self, _request: pb.ServerMetadataRequest, _context: _Context
-    ) -> pb.ServerMetadataResponse:
+    async def ServerMetadata(self, _request: pb.ServerMetadataRequest, _context: _Context) -> pb.ServerMetadataResponse:
         """Name and version; no extension of the protocol is offered."""
         return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version)
 
-    async def ModelMetadata(  # noqa: N802
-        self, request: pb.ModelMetadataRequest, _context: _Context
-    ) -> pb.ModelMetadataResponse:
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, _context: _Context) -> pb.ModelMetadataResponse:
         """Inputs and outputs of one model."""
         model = self._repository.get(request.name, request.version)
         return pb.ModelMetadataResponse(
@@ -74,9 +64,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
             outputs=_outputs(model.limits),
         )
 
-    async def ModelInfer(  # noqa: N802
-        self, request: pb.ModelInferRequest, context: _Context
-    ) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: _Context) -> pb.ModelInferResponse:
         """Run a model."""
         arrival, deadline = arrival_and_deadline(context)
         model = self._repository.get(request.model_name, request.model_version)

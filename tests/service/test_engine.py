@@ -272,3 +272,16 @@ def test_tokens_are_computed_only_where_they_are_wanted(lookup: Path, monkeypatc
     engine.run(BATCH)
     engine.run(BATCH, wants_tokens=True)
     assert asked == [[engine_module.POOLED], [engine_module.POOLED, engine_module.TOKENS]]
+
+
+def test_the_fusion_that_slows_a_cpu_is_off_there(lookup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    real = ort.InferenceSession
+
+    def recorded(*arguments: object, disabled_optimizers: list[str], **others: object) -> object:
+        given.append(disabled_optimizers)
+        return real(*arguments, disabled_optimizers=disabled_optimizers, **others)
+
+    monkeypatch.setattr(ort, "InferenceSession", recorded)
+    Engine(lookup, device="cpu", num_cpus=2)
+    assert given == [["SkipLayerNormFusion"]] * 2

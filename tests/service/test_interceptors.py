@@ -19,6 +19,7 @@ from tests.wire import Wire, encode_request, infer_request, receive, running, se
 
 TOKENS = ("first-token", "second-token")
 ENCODE = "/mhsa.encoder.v1.EncoderService/Encode"
+ENCODE_STREAM = "/mhsa.encoder.v1.EncoderService/EncodeStream"
 
 
 @pytest.fixture
@@ -206,6 +207,26 @@ async def test_whatever_escapes_from_inside_is_answered_and_tells_nothing(wire: 
             "internal error; the server's log has it as request call-1",
         )
     assert wire.sample("mhsa_refusals_total", reason="internal") == 2
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyError("secret")], ids=["cancelled", "unhandled"])
+async def test_whatever_escapes_from_a_stream_is_answered(error: BaseException) -> None:
+    async def fail(_requests: object, _context: object) -> None:
+        raise error
+
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(fail)
+    server = grpc.aio.server(interceptors=[RequestInterceptor(Metrics(CollectorRegistry()), ())])
+    service = grpc.method_handlers_generic_handler("mhsa.encoder.v1.EncoderService", {"EncodeStream": handler})
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream(ENCODE_STREAM, bytes, bytes)()
+        code, details = await status_of(call)
+    await server.stop(None)
+
+    assert code is grpc.StatusCode.INTERNAL
+    assert details.startswith("internal error; ")
 
 
 async def test_an_error_of_a_caller_without_an_id_is_found_in_the_log(

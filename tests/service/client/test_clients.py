@@ -111,11 +111,22 @@ async def test_the_timeout_is_for_the_whole_call(wire: Wire, client: Call) -> No
     assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_a_part_that_fails_takes_the_others_back(wire: Wire, client: Call) -> None:
+async def test_a_part_that_fails_takes_back_those_in_flight_on_asyncio(wire: Wire) -> None:
     wire.batcher.hold(1)
-    with pytest.raises(grpc.RpcError) as failure:
-        await client(wire.target, "encode", [[5000]] * 8 + [[1]] * 40)
-    await wire.interceptor.wait_until_idle()
+    async with AsyncEncoderClient(wire.target) as client:
+        with pytest.raises(grpc.RpcError) as failure:
+            await client.encode([[5000]] * 8 + [[1]] * 40)
+        await wire.interceptor.wait_until_idle()
+
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_part_that_fails_takes_back_those_in_flight_when_blocking(wire: Wire) -> None:
+    wire.batcher.hold(1)
+    with EncoderClient(wire.target) as client:
+        with pytest.raises(grpc.RpcError) as failure:
+            await asyncio.to_thread(client.encode, [[5000]] * 8 + [[1]] * 40)
+        await wire.interceptor.wait_until_idle()
 
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

@@ -157,6 +157,22 @@ async def test_a_drain_answers_what_was_accepted_before_it_ends_the_stream(wire:
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_nothing_more_is_read_once_the_server_drains(wire: Wire) -> None:
+    held = wire.batcher.hold(1)
+    call = wire.encoder.EncodeStream()
+    await send(call, "a", [[1]])
+    await wire.batcher.wait_for_requests(1)
+    wire.draining.set()
+    await wire.encoder.Encode(encode_request([[2]]))  # a round trip, in which the stream notices
+    await send(call, "late", [[3]])
+    await wire.encoder.Encode(encode_request([[2]]))  # another, in which "late" would have been read
+    held.set()
+
+    assert (await receive(call)).id == "a"
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    assert 3 not in [int(request.sequences[0].token_ids[0]) for request in wire.batcher.requests]
+
+
 async def test_a_stream_opened_during_the_drain_ends_at_once(wire: Wire) -> None:
     wire.draining.set()
 
