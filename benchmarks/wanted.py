@@ -1,0 +1,97 @@
+"""The figures that were promised before the server was written, and whether a run holds them.
+
+Each is a ratio of two rows of one trace, the median over rounds. The offline limit that a server is compared with is
+the one in arrival order, since a server cannot sort what has not come yet.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.contenders import (
+    BATCH_SIZES,
+    MANY,
+    OFFLINE,
+    ONE,
+    REQUESTS,
+    SHAPES,
+    SIXTEEN,
+    SPLIT,
+    ours,
+    packed_of,
+    padded_of,
+    unbatched,
+)
+from benchmarks.measurement import (
+    Quantity,
+    Ratio,
+    Slice,
+    cpu_per_thousand,
+    mean_batches,
+    p50,
+    ratio,
+    sequences_per_second,
+)
+
+# What every row measured, round by round.
+Slices = Mapping[str, Sequence[Slice]]
+
+_HALF_FULL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`quantity` of `row` over that of `reference` is to be at least `limit`, or at most."""
+
+    quantity_name: str
+    quantity: Quantity
+    row: str
+    reference: str
+    limit: float
+    is_at_most: bool = False
+
+    def is_held(self, found: Ratio) -> bool:
+        return found.median <= self.limit if self.is_at_most else found.median >= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A figure with what was measured; None where a row was left out of the run."""
+
+    trace: str
+    wanted: Wanted
+    found: Ratio | None
+
+    @property
+    def is_missed(self) -> bool:
+        return self.found is not None and not self.wanted.is_held(self.found)
+
+
+def judge(trace: str, slices: Slices) -> list[Verdict]:
+    """Every wanted figure of a trace."""
+    return [Verdict(trace, wanted, _find(wanted, slices)) for wanted in wanted_figures(trace, slices)]
+
+
+def wanted_figures(trace: str, slices: Slices) -> Iterator[Wanted]:
+    """What is wanted on a trace, from issue 2; `slices` tells which padded batches were under half full."""
+    yield _rate(ours(SIXTEEN), OFFLINE, 0.9)
+    yield _rate(ours(REQUESTS), OFFLINE, 0.95)
+    for shape in SHAPES:
+        is_short_crowd = trace == "short" and shape == SIXTEEN
+        yield _rate(ours(shape), unbatched(shape), 1.25 if is_short_crowd else 1.0)
+    yield _rate(ours(REQUESTS), unbatched(SPLIT), 2.0 if trace == "short" else 1.0)
+    yield Wanted("p50", p50, ours(ONE), unbatched(ONE), 1.0, is_at_most=True)
+    for shape in (SIXTEEN, MANY, REQUESTS):
+        yield Wanted("CPU per sequence", cpu_per_thousand, ours(shape), OFFLINE, 1.15, is_at_most=True)
+    for size in BATCH_SIZES:
+        if (rows := slices.get(padded_of(size))) and mean_batches(rows).fill < _HALF_FULL:
+            yield _rate(packed_of(size), padded_of(size), 2.0)
+
+
+def _rate(row: str, reference: str, limit: float) -> Wanted:
+    return Wanted("sequences/s", sequences_per_second, row, reference, limit)
+
+
+def _find(wanted: Wanted, slices: Slices) -> Ratio | None:
+    if wanted.row not in slices or wanted.reference not in slices:
+        return None
+    return ratio(slices[wanted.row], slices[wanted.reference], wanted.quantity)
