@@ -6,11 +6,12 @@ round starts one row further down the list than the last, so that no row always 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.field import Field
 from benchmarks.load import Address, Shape
 from benchmarks.measurement import Slice, tokens_per_second
-from benchmarks.offline import Graph
+from benchmarks.offline import Graph, fill
 from benchmarks.traces import Batch, Trace, by_budget, by_count, by_length
 
 OFFLINE, SORTED, PADDED = "offline, arrival order", "offline, sorted by length", "padded, arrival order"
@@ -19,14 +20,19 @@ SHAPES = {ONE: Shape(1), SIXTEEN: Shape(16), MANY: Shape(64), REQUESTS: Shape(4,
 SPLIT, STREAMS = "4 callers of 16 calls", "16 streams"
 
 BUDGETS = (64, 128, 256, 512)
-# In arrival order of the mixed trace, batches of these are full, then two thirds, then under half full.
+# In arrival order of the mixed trace: full, and then ever emptier.
 BATCH_SIZES = (1, 2, 4, 8, 16)
+# Where padding is wanted to cost twice as much: batches of these sizes, but only those that are under half full.
+_HALF_EMPTY_SIZES = (8, 16)
+_HALF_FULL = 0.5
 _FILL_SEQUENCES = 128
 _SEARCH_TRIES = 3
 # A single caller leaves CPUs idle, so its part would take twice as long as the others'.
 _ONE_CALLER_SHARE = 2
 
+# From the number of a round to what it measured.
 Measure = Callable[[int], Slice]
+Choose = Callable[[Batch], list[Batch]]
 
 
 def ours(shape: str) -> str:
@@ -39,6 +45,8 @@ def unbatched(shape: str) -> str:
     return f"unbatched, {shape}"
 
 
+UNDER_HALF = "under half full"
+FILLS = (*(f"batches of {size}" for size in BATCH_SIZES), UNDER_HALF)
 # In the order in which a reader wants them.
 ROWS = (
     *(OFFLINE, SORTED, PADDED),
@@ -47,14 +55,14 @@ ROWS = (
 )
 
 
-def packed_of(size: int) -> str:
-    """The row of the packed graph on batches of so many sequences."""
-    return f"packed, batches of {size}"
+def packed(batches: str) -> str:
+    """The row of the packed graph on some batches."""
+    return f"packed, {batches}"
 
 
-def padded_of(size: int) -> str:
+def padded(batches: str) -> str:
     """The row of the padded graph on the same batches."""
-    return f"padded, batches of {size}"
+    return f"padded, {batches}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +117,21 @@ def contenders(field: Field, trace: Trace, budgets: Budgets) -> dict[str, Measur
 
 
 def fill_contenders(field: Field, trace: Trace) -> dict[str, Measure]:
-    """Packed and padded on the same batches of so many sequences, in arrival order."""
+    """Packed and padded on the same batches, in arrival order."""
 
-    def run(graph: Graph, size: int) -> Measure:
-        return lambda number: field.run_batches(graph, by_count(trace.part(number)[:_FILL_SEQUENCES], size))
+    def run(graph: Graph, choose: Choose) -> Measure:
+        return lambda number: field.run_batches(graph, choose(trace.part(number)[:_FILL_SEQUENCES]))
 
+    choices: list[Choose] = [*(partial(by_count, size=size) for size in BATCH_SIZES), _under_half_full]
     rows: dict[str, Measure] = {}
-    for size in BATCH_SIZES:
-        rows |= {packed_of(size): run("packed", size), padded_of(size): run("padded", size)}
+    for batches, choose in zip(FILLS, choices, strict=True):
+        rows |= {packed(batches): run("packed", choose), padded(batches): run("padded", choose)}
     return rows
+
+
+def _under_half_full(sequences: Batch) -> list[Batch]:
+    batches = [batch for size in _HALF_EMPTY_SIZES for batch in by_count(sequences, size)]
+    return [batch for batch in batches if fill(batch) < _HALF_FULL]
 
 
 def rotated(rows: Mapping[str, Measure], number: int) -> Iterator[tuple[str, Measure]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from benchmarks.contenders import BATCH_SIZES, ROWS, packed_of, padded_of
+from benchmarks.contenders import FILLS, ROWS, packed, padded
 from benchmarks.measurement import (
     Slice,
     cpu_per_thousand,
@@ -34,6 +34,7 @@ NOTE = """\
 Rates and CPU: medians over rounds. CPU: seconds per 1,000 sequences, of the process that computes; the load generator's
 stands beside it. p50 and p99: of the requests of all rounds; 16 sequences in one request, or in 16 calls at once, have
 one latency. Fill and sizes of runs: means, from the servers' own metrics. A single caller encodes half of each slice.
+Under half full: those of the batches of 8 and 16.
 """
 
 
@@ -50,16 +51,16 @@ def fill_table(trace: str, slices: Slices) -> Table:
     """Packed against padded, by how full the padded batches are."""
     table = _table(
         f"packed against padded: the same batches of the {trace} trace in arrival order",
-        ["sequences a batch", "fill", "packed tokens/s", "padded tokens/s", "packed/padded", "over rounds"],
+        ["", "fill", "packed tokens/s", "padded tokens/s", "packed/padded", "over rounds"],
     )
-    for size in BATCH_SIZES:
-        if packed_of(size) in slices and padded_of(size) in slices:
-            packed, padded = slices[packed_of(size)], slices[padded_of(size)]
-            found = ratio(packed, padded, tokens_per_second)
+    for batches in FILLS:
+        if packed(batches) in slices and padded(batches) in slices:
+            pair = slices[packed(batches)], slices[padded(batches)]
+            found = ratio(*pair, tokens_per_second)
             table.add_row(
-                str(size),
-                f"{mean_batches(packed).fill:.2f}",
-                *(f"{over_rounds(rows, tokens_per_second):,.0f}" for rows in (packed, padded)),
+                batches,
+                f"{mean_batches(pair[0]).fill:.2f}",
+                *(f"{over_rounds(rows, tokens_per_second):,.0f}" for rows in pair),
                 f"{found.median:.2f}",
                 f"{found.lowest:.2f} to {found.highest:.2f}",
             )
@@ -106,7 +107,6 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 _NUMBERS = {
     *_HEADINGS,
-    "sequences a batch",
     "packed tokens/s",
     "padded tokens/s",
     "packed/padded",

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contenders import (
-    BATCH_SIZES,
     MANY,
     OFFLINE,
     ONE,
@@ -16,9 +15,10 @@ from benchmarks.contenders import (
     SHAPES,
     SIXTEEN,
     SPLIT,
+    UNDER_HALF,
     ours,
-    packed_of,
-    padded_of,
+    packed,
+    padded,
     unbatched,
 )
 from benchmarks.measurement import (
@@ -26,7 +26,6 @@ from benchmarks.measurement import (
     Ratio,
     Slice,
     cpu_per_thousand,
-    mean_batches,
     p50,
     ratio,
     sequences_per_second,
@@ -34,8 +33,6 @@ from benchmarks.measurement import (
 
 # What every row measured, round by round.
 Slices = Mapping[str, Sequence[Slice]]
-
-_HALF_FULL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +65,11 @@ class Verdict:
 
 def judge(trace: str, slices: Slices) -> list[Verdict]:
     """Every wanted figure of a trace."""
-    return [Verdict(trace, wanted, _find(wanted, slices)) for wanted in wanted_figures(trace, slices)]
+    return [Verdict(trace, wanted, _find(wanted, slices)) for wanted in wanted_figures(trace)]
 
 
-def wanted_figures(trace: str, slices: Slices) -> Iterator[Wanted]:
-    """What is wanted on a trace, from issue 2; `slices` tells which padded batches were under half full."""
+def wanted_figures(trace: str) -> Iterator[Wanted]:
+    """What is wanted on a trace, from issue 2."""
     yield _rate(ours(SIXTEEN), OFFLINE, 0.9)
     yield _rate(ours(REQUESTS), OFFLINE, 0.95)
     for shape in SHAPES:
@@ -82,9 +79,8 @@ def wanted_figures(trace: str, slices: Slices) -> Iterator[Wanted]:
     yield Wanted("p50", p50, ours(ONE), unbatched(ONE), 1.0, is_at_most=True)
     for shape in (SIXTEEN, MANY, REQUESTS):
         yield Wanted("CPU per sequence", cpu_per_thousand, ours(shape), OFFLINE, 1.15, is_at_most=True)
-    for size in BATCH_SIZES:
-        if (rows := slices.get(padded_of(size))) and mean_batches(rows).fill < _HALF_FULL:
-            yield _rate(packed_of(size), padded_of(size), 2.0)
+    if trace == "mixed":
+        yield _rate(packed(UNDER_HALF), padded(UNDER_HALF), 2.0)
 
 
 def _rate(row: str, reference: str, limit: float) -> Wanted:

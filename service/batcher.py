@@ -99,7 +99,9 @@ class Batcher:
             if self._is_stopping or not self.is_alive:
                 raise UnavailableError("the server is stopping")
             self._scheduler.put(request, time.monotonic())
-        self._wake_runners_soon()
+            if self._num_idle and not self._is_wakeup_due:
+                self._is_wakeup_due = True
+                self._loop.call_soon(self._wake_runner)
         try:
             async with asyncio.timeout_at(request.deadline):
                 await settled
@@ -117,11 +119,6 @@ class Batcher:
             with self._wakeup:
                 self._scheduler.remove(request)
             request.is_settled = True
-
-    def _wake_runners_soon(self) -> None:
-        if not self._is_wakeup_due:
-            self._is_wakeup_due = True
-            self._loop.call_soon(self._wake_runner)
 
     def _wake_runner(self) -> None:
         self._is_wakeup_due = False

@@ -146,13 +146,19 @@ def _token_bytes(encodings: list[Encoding], dtype: np.dtype[np.floating]) -> byt
 
 
 def _to_bytes(rows: Float32Array, dtype: np.dtype[np.floating]) -> bytes:
+    if dtype.itemsize == 2:
+        return _to_float16(rows, dtype).tobytes()
+    return rows.astype(dtype, copy=False).tobytes()
+
+
+def _to_float16(rows: Float32Array, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
     with np.errstate(over="ignore"):  # refused below, with a reason
-        converted = rows.astype(dtype, copy=False)
-    if dtype.itemsize == 2 and not np.isfinite(converted).all():
+        converted = rows.astype(dtype)
+    if not np.isfinite(converted).all():
         raise InvalidRequestError(
             f"float16 holds up to 65504 and a vector has {np.abs(rows).max():.6g}; ask for VECTOR_TYPE_FLOAT32"
         )
-    return converted.tobytes()
+    return converted
 
 
 def _timings(request: Request, now: float) -> Timings:

@@ -14,7 +14,7 @@ from service.errors import InvalidRequestError
 from service.request import Int64Array, Limits
 
 Locate = Callable[[int], str]
-_UNSIGNED: dict[int, np.dtype[np.unsignedinteger[Any]]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+_UNSIGNED = {np.dtype(f"{order}i{size}"): np.dtype(f"{order}u{size}") for order in "<>" for size in (4, 8)}
 
 
 def check_counts(lengths: Sequence[int], limits: Limits, noun: str) -> int:
@@ -42,7 +42,7 @@ def check_counts(lengths: Sequence[int], limits: Limits, noun: str) -> int:
 
 def check_ids(name: str, ids: NDArray[np.signedinteger[Any]], bound: int, locate: Locate) -> Int64Array:
     """Ids as native int64 (T,), each in [0, bound). Seen as unsigned, a negative id is huge: one comparison does."""
-    unsigned = ids.view(_UNSIGNED[ids.itemsize].newbyteorder(ids.dtype.byteorder))
+    unsigned = ids.view(_UNSIGNED[ids.dtype])
     if int(unsigned.max()) >= bound:
         index = int(np.argmax(unsigned >= bound))
         raise InvalidRequestError(f"{locate(index)}: {name} is {ids[index]}; the model takes 0 to {bound - 1}")

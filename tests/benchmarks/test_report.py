@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import OFFLINE, SIXTEEN, ours, packed_of, padded_of
+from benchmarks.contenders import OFFLINE, SIXTEEN, UNDER_HALF, ours, packed, padded
 from benchmarks.measurement import Batches, Slice
 from benchmarks.report import fill_table, trace_table, wanted_table
 from benchmarks.wanted import judge
@@ -42,8 +42,10 @@ def test_a_row_says_what_was_measured() -> None:
 
 
 def test_packed_stands_against_padded_with_the_fill() -> None:
-    *_, line = render(fill_table("mixed", {packed_of(8): [make_slice(1.0)], padded_of(8): [make_slice(2.5)]}))
-    assert line == ["8", "0.40", "6,000", "2,400", "2.50", "2.50", "to", "2.50"]
+    *_, line = render(
+        fill_table("mixed", {packed(UNDER_HALF): [make_slice(1.0)], padded(UNDER_HALF): [make_slice(2.5)]})
+    )
+    assert line == ["under", "half", "full", "0.40", "6,000", "2,400", "2.50", "2.50", "to", "2.50"]
 
 
 def test_a_missed_figure_is_called_missed_and_an_unmeasured_one_not_measured() -> None:

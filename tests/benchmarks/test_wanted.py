@@ -1,18 +1,16 @@
-from benchmarks.contenders import OFFLINE, ONE, SIXTEEN, ours, packed_of, padded_of, unbatched
+from benchmarks.contenders import OFFLINE, ONE, SIXTEEN, UNDER_HALF, ours, packed, padded, unbatched
 from benchmarks.measurement import Batches, Slice
 from benchmarks.wanted import Verdict, judge
 
 
-def make_slice(
-    *, rate: float = 100.0, cpu: float = 10.0, fill: float = 1.0, latencies: tuple[float, ...] = (0.01,)
-) -> Slice:
+def make_slice(*, rate: float = 100.0, cpu: float = 10.0, latencies: tuple[float, ...] = (0.01,)) -> Slice:
     return Slice(
         num_sequences=100,
         num_tokens=6000,
         seconds=100 / rate,
         cpu_seconds=cpu / 10,
         load_cpu_seconds=0.0,
-        batches=Batches(fill, 1.0, 60.0),
+        batches=Batches(1.0, 1.0, 60.0),
         latencies=latencies,
     )
 
@@ -49,16 +47,9 @@ def test_the_short_trace_wants_more_of_batching() -> None:
     assert find(judge("short", slices), "sequences/s", ours(SIXTEEN), unbatched(SIXTEEN)).is_missed
 
 
-def test_padding_is_judged_only_where_batches_are_under_half_full() -> None:
-    slices = {
-        packed_of(8): [make_slice(rate=190, fill=0.49)],
-        padded_of(8): [make_slice(rate=100, fill=0.49)],
-        packed_of(4): [make_slice(rate=150, fill=0.51)],
-        padded_of(4): [make_slice(rate=100, fill=0.51)],
-    }
-    verdicts = judge("mixed", slices)
-    assert find(verdicts, "sequences/s", packed_of(8), padded_of(8)).is_missed
-    assert not any(verdict.wanted.row == packed_of(4) for verdict in verdicts)
+def test_padding_is_judged_where_batches_are_under_half_full() -> None:
+    slices = {packed(UNDER_HALF): [make_slice(rate=190)], padded(UNDER_HALF): [make_slice(rate=100)]}
+    assert find(judge("mixed", slices), "sequences/s", packed(UNDER_HALF), padded(UNDER_HALF)).is_missed
 
 
 def test_a_figure_without_its_rows_is_not_measured_and_not_missed() -> None:
