@@ -2,13 +2,15 @@
 
 The unit is one sequence. Each gets a key when it is put, and the smallest key is the most urgent:
 
-- without a deadline, arrival + PATIENCE + the seconds of the same request's earlier sequences;
+- without a deadline, arrival + PATIENCE, and for what a request has beyond a full batch, SPREAD times the seconds of
+  that work;
 - with a deadline, the latest moment at which it can start so that the rest of its request still makes it, if that is
   sooner.
 
-So a request of 10,000 sequences is spread over the time that it would take alone, and a single sequence that comes
-meanwhile passes most of it. Nobody starves: keys never change, and whatever is put after a key's moment has passed has
-a larger one, unless its deadline cannot be met, and then it is refused.
+So requests of up to a full batch leave in the order of arrival, and end one after the other instead of all late. One of
+10,000 sequences is spread over more than the time that it would take alone: a single sequence that comes meanwhile
+waits for a batch of it at most. Nobody starves: keys never change, and whatever is put after a key's moment has passed
+has a larger one, unless its deadline cannot be met, and then it is refused.
 
 `take` starts a batch from the most urgent sequence and fills it from the next few, closest in length first, up to the
 token budget, with each that costs no more in company than in a run of its own.
@@ -26,6 +28,8 @@ from service.request import Request, TokenSequence
 
 # How long a request without a deadline lets those with one pass.
 PATIENCE_SECONDS = 1.0
+# Above 1, so that a large request yields to those who come later even if it runs at half the predicted rate.
+SPREAD = 2.0
 # How many sequences `take` looks at: enough to find like lengths, few enough to stay under 0.1 ms.
 LOOKAHEAD = 64
 # Below this many tokens a batch is not split between idle runners: a run of few tokens is no faster than of these.
@@ -61,6 +65,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_queued_tokens = max_queued_tokens
         self._num_runners = num_runners
+        self._full_batch_seconds = cost.per_token * max_batch_tokens
         self._queue: list[Entry] = []
         self._order = count()
         self._num_dead = 0
@@ -136,8 +141,10 @@ class Scheduler:
 
     def _entries(self, request: Request, work: list[float]) -> Iterator[Entry]:
         before, after = 0.0, sum(work)
+        at_once = max(self._full_batch_seconds, work[0])
         for place, seconds in enumerate(work):
-            key = request.arrival + PATIENCE_SECONDS + before
+            beyond = max(0.0, before + seconds - at_once)
+            key = request.arrival + PATIENCE_SECONDS + SPREAD * beyond
             if request.deadline is not None:
                 key = min(key, request.deadline - after - self._cost.per_run)
             yield Entry(key, next(self._order), request, place)
