@@ -6,6 +6,7 @@ too would drain before its parent asked, and take the parent's own request for a
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,7 +34,7 @@ class ServerProcess:
 
     def __init__(self, module: str, arguments: Sequence[str], *, grpc_port: int, metrics_port: int) -> None:
         ports = ["--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
-        self._command = [sys.executable, "-m", module, *arguments, *ports]
+        self._command = [sys.executable, "-m", module, *ports, *arguments]
         self.grpc_port = grpc_port
         self.metrics_port = metrics_port
 
@@ -62,18 +63,23 @@ class ServerProcess:
         """Where its gRPC listens."""
         return f"127.0.0.1:{self.grpc_port}"
 
-    def wait_until_serving(self) -> None:
-        """Return when health says SERVING. Raises `ServerProcessError` when the server ends first or takes too long."""
+    def wait_until_serving(self) -> str:
+        """Return its target when health says SERVING. Raises `ServerProcessError` if it ends first or takes too long."""
         give_up_at = time.monotonic() + _START_SECONDS
         with grpc.insecure_channel(self.target) as channel:
             while not _is_serving(HealthStub(channel)):
                 if self._process.poll() is not None or time.monotonic() > give_up_at:
                     raise ServerProcessError(self.last_line())
                 time.sleep(_POLL_SECONDS)
+        return self.target
 
-    def wait(self) -> int:
+    def wait(self, seconds: float | None = None) -> int:
         """Wait until it ends by itself; its exit code."""
-        return self._process.wait()
+        return self._process.wait(seconds)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, and do not wait."""
+        self._process.send_signal(number)
 
     def stop(self) -> int:
         """Ask it to drain and wait; kill it if it will not end. Its exit code, negative for a signal."""

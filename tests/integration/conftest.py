@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server_process import ServerProcess
+from tests.integration.server_process import TestedServer
 
 
 @pytest.fixture(scope="session")
-def minilm_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
-    """Serving; its address is `.address`."""
-    with ServerProcess(minilm_bundle.parents[1]) as server:
+def minilm_server(minilm_bundle: Path) -> Iterator[TestedServer]:
+    """Serving; its address is `.target`."""
+    with TestedServer(minilm_bundle.parents[1]) as server:
         server.wait_until_serving()
         yield server
-        server.terminate()
-        assert server.exit_code() == 0, "".join(server.log)
+        assert server.stop() == 0, server.log()

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from service.client import EncoderClient
-from tests.integration.server_process import ServerProcess
+from tests.integration.server_process import TestedServer
 
 NAME = "all-MiniLM-L6-v2"
 # The bound. PyTorch's own error against float64 is about 1e-6 on these vectors.
@@ -78,14 +78,14 @@ def expected(minilm_checkpoint: Path) -> Expected:
 
 
 @pytest.fixture(scope="module")
-def client(minilm_server: ServerProcess) -> Iterator[EncoderClient]:
-    with EncoderClient(minilm_server.address) as client:
+def client(minilm_server: TestedServer) -> Iterator[EncoderClient]:
+    with EncoderClient(minilm_server.target) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def triton_client(minilm_server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(minilm_server.address) as client:
+def triton_client(minilm_server: TestedServer) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(minilm_server.target) as client:
         yield client
 
 

@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client import EncoderClient
-from tests.integration.server_process import ServerProcess
+from tests.integration.server_process import TestedServer
 
 
 def message(num_sequences: int, length: int) -> pb.EncodeRequest:
@@ -42,7 +42,7 @@ def code_of(stub: EncoderServiceStub) -> grpc.StatusCode:
 
 
 def test_sigterm_finishes_what_was_accepted_and_exits_0(minilm_bundle: Path) -> None:
-    with ServerProcess(minilm_bundle.parents[1], "--drain-seconds", "0.5") as server:
+    with TestedServer(minilm_bundle.parents[1], "--drain-seconds", "0.5") as server:
         address = server.wait_until_serving()
         with grpc.insecure_channel(address) as channel, ThreadPoolExecutor() as pool:
             stub = EncoderServiceStub(channel)
@@ -51,11 +51,11 @@ def test_sigterm_finishes_what_was_accepted_and_exits_0(minilm_bundle: Path) -> 
                 time.sleep(0.01)
             server.terminate()
             assert [call.result().dimensions for call in calls] == [384] * 4
-            assert server.exit_code() == 0
+            assert server.wait(60) == 0
 
 
 def test_the_drain_is_announced_before_anything_is_refused(tiny_bundle: Path) -> None:
-    with ServerProcess(tiny_bundle.parents[1], "--drain-seconds", "1.5") as server:
+    with TestedServer(tiny_bundle.parents[1], "--drain-seconds", "1.5") as server:
         with grpc.insecure_channel(server.wait_until_serving()) as channel:
             stub = EncoderServiceStub(channel)
             server.terminate()
@@ -65,11 +65,11 @@ def test_the_drain_is_announced_before_anything_is_refused(tiny_bundle: Path) ->
             while (code := code_of(stub)) == grpc.StatusCode.OK:
                 time.sleep(0.01)
             assert code == grpc.StatusCode.UNAVAILABLE
-        assert server.exit_code() == 0
+        assert server.wait(60) == 0
 
 
 def test_idle_streams_and_watchers_do_not_hold_the_exit(tiny_bundle: Path) -> None:
-    with ServerProcess(tiny_bundle.parents[1], "--grace-seconds", "60") as server:
+    with TestedServer(tiny_bundle.parents[1], "--grace-seconds", "60") as server:
         with grpc.insecure_channel(server.wait_until_serving()) as channel:
             closed = threading.Event()
 
@@ -86,28 +86,31 @@ def test_idle_streams_and_watchers_do_not_hold_the_exit(tiny_bundle: Path) -> No
             with pytest.raises(grpc.RpcError) as ended:
                 next(stream)
             assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert server.exit_code(10) == 0
+            assert server.wait(10) == 0
             closed.set()
 
 
 def test_a_second_signal_cuts_the_drain_short(tiny_bundle: Path) -> None:
-    with ServerProcess(tiny_bundle.parents[1], "--drain-seconds", "600") as server:
+    with TestedServer(tiny_bundle.parents[1], "--drain-seconds", "600") as server:
         server.wait_until_serving()
         server.terminate()
         server.wait_for_log("draining")
-        server.process.send_signal(signal.SIGINT)
-        assert server.exit_code(10) == 0
+        server.send(signal.SIGINT)
+        assert server.wait(10) == 0
 
 
 def test_sigterm_while_a_model_loads_exits_at_once(minilm_bundle: Path) -> None:
-    with ServerProcess(minilm_bundle.parents[1]) as server:
-        assert server.address
+    with TestedServer(minilm_bundle.parents[1]) as server:
+        server.wait_until_listening()
         server.terminate()
-        assert server.exit_code(10) == 0
+        assert server.wait(10) == 0
 
 
 def test_nothing_is_served_before_the_model_is_verified_and_warm(minilm_bundle: Path) -> None:
-    with ServerProcess(minilm_bundle.parents[1]) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        TestedServer(minilm_bundle.parents[1]) as server,
+        grpc.insecure_channel(server.wait_until_listening()) as channel,
+    ):
         grpc.channel_ready_future(channel).result(10)
         assert health(channel) == HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.RpcError) as refused:
@@ -121,7 +124,7 @@ def test_nothing_is_served_before_the_model_is_verified_and_warm(minilm_bundle: 
 def test_versions_are_served_side_by_side_and_the_highest_is_the_default(tiny_bundle: Path, tmp_path: Path) -> None:
     for name, version in (("a", "9"), ("a", "10"), ("b", "1")):
         shutil.copytree(tiny_bundle, tmp_path / name / version)
-    with ServerProcess(tmp_path) as server:
+    with TestedServer(tmp_path) as server:
         with grpc.insecure_channel(server.wait_until_serving()) as channel:
             stub = EncoderServiceStub(channel)
             assert stub.GetModel(pb.GetModelRequest(model="a")).version == "10"
@@ -131,57 +134,49 @@ def test_versions_are_served_side_by_side_and_the_highest_is_the_default(tiny_bu
         assert server.metric("mhsa_model_info") == 3
 
 
-def refusal(server: ServerProcess) -> str:
-    """The one line that a server which cannot start leaves."""
-    assert server.exit_code() == 2
-    server._reader.join()
-    assert "Traceback" not in "".join(server.log)
-    return server.log[-1]
-
-
 def test_a_directory_without_bundles_is_refused(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path) as server:
-        assert "make one with mhsa-export" in refusal(server)
+    with TestedServer(tmp_path) as server:
+        assert "make one with mhsa-export" in server.refusal()
 
 
 def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(tiny_bundle, tmp_path / "tiny" / "1")
     with (damaged / "model.onnx").open("ab") as file:
         file.write(b"x")
-    with ServerProcess(tmp_path) as server:
-        assert "model.onnx: sha256 is" in refusal(server)
+    with TestedServer(tmp_path) as server:
+        assert "model.onnx: sha256 is" in server.refusal()
 
 
 def test_a_taken_port_is_refused_before_any_model_is_loaded(tiny_bundle: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        with ServerProcess(tiny_bundle.parents[1], "--grpc-port", port) as server:
-            assert f"--grpc-port {port} on 127.0.0.1: taken" in refusal(server)
-        with ServerProcess(tiny_bundle.parents[1], "--metrics-port", port) as server:
-            assert f"--metrics-port {port} on 127.0.0.1: Address already in use" in refusal(server)
+        with TestedServer(tiny_bundle.parents[1], "--grpc-port", port) as server:
+            assert f"--grpc-port {port} on 127.0.0.1: taken" in server.refusal()
+        with TestedServer(tiny_bundle.parents[1], "--metrics-port", port) as server:
+            assert f"--metrics-port {port} on 127.0.0.1: Address already in use" in server.refusal()
 
 
 def test_two_servers_never_share_a_port(tiny_bundle: Path) -> None:
-    with ServerProcess(tiny_bundle.parents[1]) as first:
-        port = first.address.rpartition(":")[2]
-        with ServerProcess(tiny_bundle.parents[1], "--grpc-port", port) as second:
-            assert "taken" in refusal(second)
+    with TestedServer(tiny_bundle.parents[1]) as first:
+        port = first.wait_until_listening().rpartition(":")[2]
+        with TestedServer(tiny_bundle.parents[1], "--grpc-port", port) as second:
+            assert "taken" in second.refusal()
 
 
 def test_cuda_that_cannot_run_stops_the_start(tiny_bundle: Path) -> None:
-    with ServerProcess(tiny_bundle.parents[1], "--device", "cuda") as server:
-        assert "device cuda:" in refusal(server)
+    with TestedServer(tiny_bundle.parents[1], "--device", "cuda") as server:
+        assert "device cuda:" in server.refusal()
 
 
 def test_auto_says_loudly_what_it_took(tiny_bundle: Path) -> None:
-    with ServerProcess(tiny_bundle.parents[1]) as server:
+    with TestedServer(tiny_bundle.parents[1]) as server:
         assert server.wait_for_log("WARNING.*device auto: took CPUExecutionProvider")
 
 
 def test_only_holders_of_a_token_are_served(tiny_bundle: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("first\nsecond\n")
-    with ServerProcess(tiny_bundle.parents[1], "--auth-token-file", str(tokens)) as server:
+    with TestedServer(tiny_bundle.parents[1], "--auth-token-file", str(tokens)) as server:
         with grpc.insecure_channel(server.wait_until_serving()) as channel:
             stub = EncoderServiceStub(channel)
             assert stub.Encode(message(1, 5), metadata=(("authorization", "Bearer second"),)).dimensions == 32
@@ -198,37 +193,37 @@ def test_tls_is_served_to_those_who_trust_the_certificate(tiny_bundle: Path, tmp
     issued.private_key_pem.write_to_path(key)
     for pem in issued.cert_chain_pems:
         pem.write_to_path(certificate, append=True)
-    with ServerProcess(tiny_bundle.parents[1], "--tls-cert", str(certificate), "--tls-key", str(key)) as server:
+    with TestedServer(tiny_bundle.parents[1], "--tls-cert", str(certificate), "--tls-key", str(key)) as server:
         server.wait_for_log("serving 1 models")
         credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-        with EncoderClient(server.address, credentials=credentials) as client:
+        with EncoderClient(server.target, credentials=credentials) as client:
             assert client.encode([[1, 2, 3]]).shape == (1, 32)
 
 
 def test_a_certificate_that_cannot_be_read_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
-    with ServerProcess(tiny_bundle.parents[1], "--tls-cert", missing, "--tls-key", missing) as server:
-        assert f"{missing}: No such file or directory" in refusal(server)
+    with TestedServer(tiny_bundle.parents[1], "--tls-cert", missing, "--tls-key", missing) as server:
+        assert f"{missing}: No such file or directory" in server.refusal()
 
 
-def test_an_idle_server_burns_no_cpu(minilm_server: ServerProcess) -> None:
-    process = psutil.Process(minilm_server.process.pid)
+def test_an_idle_server_burns_no_cpu(minilm_server: TestedServer) -> None:
+    process = psutil.Process(minilm_server.pid)
     before = process.cpu_times()
     time.sleep(2)  # the one thing that must be waited for: nothing happening
     after = process.cpu_times()
     assert after.user + after.system - before.user - before.system < 0.1  # 5% of one core
 
 
-def test_memory_does_not_grow_with_every_new_shape(minilm_server: ServerProcess) -> None:
+def test_memory_does_not_grow_with_every_new_shape(minilm_server: TestedServer) -> None:
     """ONNX Runtime's arena keeps its high-water mark; the token budget is what bounds it."""
     rng = np.random.default_rng(3)
 
     def run(count: int) -> int:
-        with EncoderClient(minilm_server.address) as client:
+        with EncoderClient(minilm_server.target) as client:
             for _ in range(count):
                 lengths = rng.integers(1, 257, rng.integers(1, 9))
                 client.encode([rng.integers(0, 30522, length) for length in lengths])
-        return int(psutil.Process(minilm_server.process.pid).memory_info().rss)
+        return int(psutil.Process(minilm_server.pid).memory_info().rss)
 
     settled = run(60)
     assert run(60) < 1.1 * settled

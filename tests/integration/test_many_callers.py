@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client import EncoderClient
-from tests.integration.server_process import ServerProcess
+from tests.integration.server_process import TestedServer
 
 if TYPE_CHECKING:  # the stubs' own class; at run time there is one for both kinds of channel
     from protos.encoder_pb2_grpc import EncoderServiceAsyncStub
@@ -39,15 +39,15 @@ async def call(
     return np.frombuffer(answer.pooled, "<f4").reshape(len(rows), -1)
 
 
-async def test_every_answer_is_right_and_the_gauges_return_to_zero(minilm_server: ServerProcess) -> None:
+async def test_every_answer_is_right_and_the_gauges_return_to_zero(minilm_server: TestedServer) -> None:
     rng = random.Random(7)
     pool = [[rng.randrange(1000, 30000) for _ in range(rng.choice([1, 3, 9, 20, 40, 90]))] for _ in range(60)]
-    with EncoderClient(minilm_server.address) as client:
+    with EncoderClient(minilm_server.target) as client:
         right = client.encode(pool)
     picks = [rng.sample(range(len(pool)), rng.choice([1, 1, 1, 2, 5])) for _ in range(NUM_CALLS)]
     leaves = [rng.uniform(0, 8) if k % 3 == 0 else None for k in range(NUM_CALLS)]
     started = time.monotonic()
-    async with grpc.aio.insecure_channel(minilm_server.address) as channel:
+    async with grpc.aio.insecure_channel(minilm_server.target) as channel:
         stub = EncoderServiceStub(channel)
         calls = (call(stub, [pool[i] for i in pick], after) for pick, after in zip(picks, leaves, strict=True))
         answers = await asyncio.gather(*calls)
