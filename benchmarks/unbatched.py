@@ -43,5 +43,5 @@ class Unbatched(Batcher):
 
 
 if __name__ == "__main__":
-    with patch("service.repository.Batcher", Unbatched):
+    with patch("service.loading.Batcher", Unbatched):
         main()

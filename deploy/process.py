@@ -64,7 +64,7 @@ class ServerProcess:
         return f"127.0.0.1:{self.grpc_port}"
 
     def wait_until_serving(self) -> str:
-        """Return its target when health says SERVING. Raises `ServerProcessError` if it ends first or takes too long."""
+        """Return its target when health says SERVING. Raises `ServerProcessError` if it ends or takes too long."""
         give_up_at = time.monotonic() + _START_SECONDS
         with grpc.insecure_channel(self.target) as channel:
             while not _is_serving(HealthStub(channel)):

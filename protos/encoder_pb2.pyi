@@ -362,7 +362,7 @@ class GetModelResponse(_message.Message):
     normalized: _builtins.bool
     """Whether pooled vectors have length 1."""
     precision: _builtins.str
-    """fp32, fp16 or int8."""
+    """What the weights and products are, for example fp32."""
     execution_provider: _builtins.str
     """ONNX Runtime's execution provider in use, for example CPUExecutionProvider."""
     bundle_digest: _builtins.str

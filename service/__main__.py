@@ -5,9 +5,8 @@ import logging
 import os
 import sys
 
-from service.config import parse_settings
+from service.config import Settings, parse_settings
 from service.errors import StartupError
-from service.server import serve
 
 
 def main() -> None:
@@ -17,7 +16,7 @@ def main() -> None:
         logging.basicConfig(
             level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
         )
-        code = asyncio.run(serve(settings))
+        code = _serve(settings)
     except StartupError as error:
         sys.stderr.write(f"mhsa-serve: {error}\n")
         code = 2
@@ -25,6 +24,16 @@ def main() -> None:
     # Everything is closed. A thread that ONNX Runtime holds, loading a model or in a run that would not end, aborts the
     # process if it comes back while the interpreter is taken apart.
     os._exit(code)
+
+
+def _serve(settings: Settings) -> int:
+    try:
+        from service.server import serve
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise
+        raise StartupError("ONNX Runtime is not installed; install mhsa-serve[cpu] or, for CUDA, [gpu]") from None
+    return asyncio.run(serve(settings))
 
 
 if __name__ == "__main__":

@@ -43,9 +43,8 @@ class Settings:
     max_batch_tokens: int = _setting(
         "tokens in one run; 0 takes the smallest at this model's best rate, measured at load", default=0
     )
-    max_queued_tokens: int = _setting(
-        "tokens waiting per model, beyond which requests are refused; also a request's limit", default=131072
-    )
+    max_queued_tokens: int = _setting("tokens waiting per model, beyond which requests are refused", default=131072)
+    max_request_tokens: int = _setting("tokens in one request, at most what the queue holds", default=32768)
     max_request_sequences: int = _setting("sequences in one request", default=2048)
     max_message_bytes: int = _setting("bytes in one gRPC message, both ways", default=64 * 1024 * 1024)
     max_stream_requests: int = _setting("requests of one EncodeStream in flight; more wait unread", default=256)
@@ -76,6 +75,7 @@ _RANGES = {
     "threads": (0, 1024),
     "max_batch_tokens": (0, _MOST),
     "max_queued_tokens": (1, _MOST),
+    "max_request_tokens": (1, _MOST),
     "max_request_sequences": (1, _MOST),
     "max_message_bytes": (4096, _MOST),
     "max_stream_requests": (1, _MOST),

@@ -7,9 +7,10 @@ limit and nothing else; `servicers/status.py` holds the one table that turns eac
 
 
 class RequestError(Exception):
-    """One request failed. `reason` is its label in `mhsa_refusals_total`."""
+    """One request failed. `reason` is its label in `mhsa_errors_total`; `retry_seconds` above 0: when to come back."""
 
     reason = "internal"
+    retry_seconds = 0.0
 
 
 class InvalidRequestError(RequestError):

@@ -43,8 +43,11 @@ class Metrics:
             ("method",),
             registry=registry,
         )
-        self.refusals = Counter(
-            "mhsa_refusals", "Requests that ended in an error, by reason.", ("reason",), registry=registry
+        self.errors = Counter(
+            "mhsa_errors",
+            "Requests that ended in an error, by reason: refused, failed, cancelled.",
+            ("reason",),
+            registry=registry,
         )
         self.sequences = Counter("mhsa_sequences", "Sequences computed.", MODEL, registry=registry)
         self.tokens = Counter("mhsa_tokens", "Tokens computed; nothing is padded.", MODEL, registry=registry)
@@ -79,7 +82,7 @@ class Metrics:
         self.queued_tokens = Gauge("mhsa_queue_tokens", "Tokens waiting.", MODEL, registry=registry)
         self.engine_failures = Counter(
             "mhsa_engine_failures",
-            "Runs that failed or gave numbers that are not finite.",
+            "Runs that failed, and sequences whose numbers were not finite.",
             MODEL,
             registry=registry,
         )
@@ -105,7 +108,7 @@ class Metrics:
             for code in codes:
                 self.requests.labels(method, code)
         for reason in reasons:
-            self.refusals.labels(reason)
+            self.errors.labels(reason)
 
     def of_model(self, model: str, version: str) -> "ModelMetrics":
         """The series of one model, all at 0."""

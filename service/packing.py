@@ -2,7 +2,8 @@
 
 For B sequences with T tokens in all, the longest of S: everything in the model but attention runs on T rows.
 Attention alone sees (B, S), through `pad_index` on the way in and `unpad_index` on the way out. Unused slots point at
-row 0: their keys are masked by `lengths` and their queries are dropped, so what stands there cannot matter.
+their own sequence's first row. Their keys are masked by `lengths` and their queries are dropped, so a finite number
+there changes nothing; but a masked NaN is still 0 x NaN, and so a sequence can spoil no answer but its own.
 """
 
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ def pack(sequences: Sequence[TokenSequence]) -> PackedBatch:
         token_ids=np.concatenate([sequence.token_ids for sequence in sequences]),
         position_ids=np.concatenate([sequence.position_ids for sequence in sequences]),
         token_type_ids=np.concatenate([sequence.token_type_ids for sequence in sequences]),
-        pad_index=np.where(is_real, starts[:, None] + columns, 0),
+        pad_index=starts[:, None] + np.where(is_real, columns, 0),
         unpad_index=np.flatnonzero(is_real),
         lengths=lengths.astype(np.int32),
     )

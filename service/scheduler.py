@@ -16,7 +16,7 @@ has a larger one, unless its deadline cannot be met, and then it is refused.
 token budget, with each that costs no more in company than in a run of its own.
 """
 
-from bisect import insort
+from bisect import bisect, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -30,8 +30,10 @@ from service.request import Request, TokenSequence
 PATIENCE_SECONDS = 1.0
 # Above 1, so that a large request yields to those who come later even if it runs at half the predicted rate.
 SPREAD = 2.0
-# How many sequences `take` looks at: enough to find like lengths, few enough to stay under 0.1 ms.
+# How many sequences `take` looks at: enough to find like lengths, few enough to stay under 0.1 ms; where a batch is
+# larger than that many short sequences, as many as fill it.
 LOOKAHEAD = 64
+SHORT_TOKENS = 4
 # Below this many tokens a batch is not split between idle runners: a run of few tokens is no faster than of these.
 MIN_SPLIT_TOKENS = 16
 
@@ -65,6 +67,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_queued_tokens = max_queued_tokens
         self._num_runners = num_runners
+        self._lookahead = max(LOOKAHEAD, max_batch_tokens // SHORT_TOKENS)
         self._full_batch_seconds = cost.per_token * max_batch_tokens
         self._queue: list[Entry] = []
         self._order = count()
@@ -76,8 +79,8 @@ class Scheduler:
         """Queue every sequence of a request. Raises `QueueFullError` or `DeadlineError`, and then has queued none."""
         self._check_room(request)
         work = [self._cost.share(sequence.num_tokens) / self._num_runners for sequence in request.sequences]
-        self._check_deadline(request, now, sum(work) + self._cost.per_run)
         entries = list(self._entries(request, work))
+        self._check_deadline(request, now, self._seconds_ahead(entries[-1]) + sum(work) + self._cost.per_run)
         if len(entries) == 1:
             insort(self._queue, entries[0])
         else:
@@ -111,7 +114,7 @@ class Scheduler:
         if not request.is_queued:
             return
         self._bury(request)
-        if self._num_dead > max(LOOKAHEAD, len(self._queue) // 2):
+        if self._num_dead > max(self._lookahead, len(self._queue) // 2):
             self._queue = [entry for entry in self._queue if entry.request.is_queued]
             self._num_dead = 0
 
@@ -132,12 +135,19 @@ class Scheduler:
                 retry_seconds,
             )
 
-    def _check_deadline(self, request: Request, now: float, work_seconds: float) -> None:
-        if request.deadline is not None and now + work_seconds > request.deadline:
+    def _check_deadline(self, request: Request, now: float, seconds: float) -> None:
+        if request.deadline is not None and now + seconds > request.deadline:
             raise DeadlineError(
-                f"the deadline is {request.deadline - now:.3f} s away; the request takes {work_seconds:.3f} s "
-                "even if nothing else runs"
+                f"the deadline is {request.deadline - now:.3f} s away; the request would be done in {seconds:.3f} s, "
+                "what is more urgent included"
             )
+
+    def _seconds_ahead(self, entry: Entry) -> float:
+        """Predicted time until everything more urgent has run. Its tokens are taken to be average ones of the queue."""
+        if entry.request.deadline is None or not self._queue:
+            return 0.0
+        share = bisect(self._queue, entry) / len(self._queue)
+        return share * self.num_queued_tokens * self._cost.per_token / self._num_runners
 
     def _entries(self, request: Request, work: list[float]) -> Iterator[Entry]:
         before, after = 0.0, sum(work)
@@ -157,7 +167,7 @@ class Scheduler:
         expired: list[Request] = []
         num_seen = 0
         for entry in self._queue:
-            if len(living) == LOOKAHEAD:
+            if len(living) == self._lookahead:
                 break
             num_seen += 1
             request = entry.request
@@ -183,8 +193,8 @@ class Scheduler:
 
     def _remove_taken(self, batch: list[Entry]) -> None:
         taken = {entry.order for entry in batch}
-        head = self._queue[:LOOKAHEAD]
-        self._queue[:LOOKAHEAD] = [entry for entry in head if entry.order not in taken]
+        head = self._queue[: self._lookahead]
+        self._queue[: self._lookahead] = [entry for entry in head if entry.order not in taken]
         for entry in batch:
             self._release(entry.request, 1, entry.sequence.num_tokens)
 

@@ -12,6 +12,7 @@ a listener that is still open, so that callers get an answer and not a reset; wa
 import asyncio
 import logging
 import signal
+import ssl
 from typing import Any
 
 import grpc
@@ -25,8 +26,9 @@ from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_s
 from service.config import Settings
 from service.errors import StartupError
 from service.interceptors import RequestInterceptor
+from service.loading import load_model
 from service.metrics import Metrics
-from service.repository import Repository, find_bundles, load_model
+from service.repository import Repository, find_bundles
 from service.servicers.encoder import EncoderServicer
 from service.servicers.health import HealthServicer
 from service.servicers.open_inference import OpenInferenceServicer
@@ -103,6 +105,7 @@ class Server:
 
     async def stop(self) -> None:
         """Close everything, in reverse order of the start."""
+        await self._health.set_serving(False)
         await self._grpc.stop(_CLOSE_SECONDS)
         for model in self.repository.models:
             await model.batcher.stop()
@@ -122,7 +125,7 @@ async def serve(settings: Settings) -> int:
     server = Server(settings)
     await server.start()
     try:
-        await _first(server.load(), stopping.wait())
+        await _first(server.load(), stopping.wait(), server.is_dead.wait())
         await _first(stopping.wait(), server.is_dead.wait())
         if not server.is_dead.is_set():
             stopping.clear()
@@ -162,7 +165,14 @@ def _bind(server: grpc.aio.Server, settings: Settings) -> int:
         if settings.tls_cert is None or settings.tls_key is None:
             return server.add_insecure_port(address)
         pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_cert, settings.tls_key)
         return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    except ssl.SSLError as error:
+        # gRPC itself would take any bytes, and refuse every connection.
+        reason = error.reason or "neither is PEM"
+        raise StartupError(
+            f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: not a pair: {reason}"
+        ) from None
     except OSError as error:
         raise StartupError(f"{error.filename}: {error.strerror}") from None
     except RuntimeError:
@@ -173,7 +183,9 @@ def _read_tokens(settings: Settings) -> frozenset[str]:
     if settings.auth_token_file is None:
         return frozenset()
     try:
-        tokens = frozenset(settings.auth_token_file.read_text().split())
+        tokens = frozenset(settings.auth_token_file.read_text("ascii").split())
+    except UnicodeDecodeError:
+        raise StartupError(f"--auth-token-file {settings.auth_token_file}: not ASCII, as gRPC metadata is") from None
     except OSError as error:
         raise StartupError(f"--auth-token-file {settings.auth_token_file}: {error.strerror}") from None
     if not tokens:

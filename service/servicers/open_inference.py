@@ -13,7 +13,6 @@ from grpc.aio import ServicerContext
 from protos import open_inference_pb2 as pb
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceServicer
 from service.codec.open_inference import INPUTS, SENTENCE, TOKENS, decode_infer, encode_infer
-from service.errors import UnavailableError
 from service.repository import Repository
 from service.request import Limits
 from service.servicers.call import arrival_and_deadline
@@ -43,11 +42,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
 
     async def ModelReady(self, request: pb.ModelReadyRequest, _context: _Context) -> pb.ModelReadyResponse:
         """Whether one model can serve."""
-        try:
-            self._repository.get(request.name, request.version)
-        except UnavailableError:
-            return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+        return pb.ModelReadyResponse(ready=self._repository.is_model_ready(request.name, request.version))
 
     async def ServerMetadata(self, _request: pb.ServerMetadataRequest, _context: _Context) -> pb.ServerMetadataResponse:
         """Name and version; no extension of the protocol is offered."""

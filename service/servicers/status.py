@@ -26,20 +26,30 @@ from service.errors import (
     UnavailableError,
 )
 
-STATUS_OF: dict[type[RequestError], grpc.StatusCode] = {
-    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    NotFoundError: grpc.StatusCode.NOT_FOUND,
-    UnavailableError: grpc.StatusCode.UNAVAILABLE,
-    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
-    QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    EngineError: grpc.StatusCode.INTERNAL,
-    RequestError: grpc.StatusCode.INTERNAL,
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a class of errors is on the wire. With `instead`, the caller reads that, and the error's text stays here."""
+
+    code: grpc.StatusCode
+    instead: str | None = None
+
+
+_OUR_FAULT = Row(grpc.StatusCode.INTERNAL, instead="internal error")
+TABLE: dict[type[RequestError], Row] = {
+    InvalidRequestError: Row(grpc.StatusCode.INVALID_ARGUMENT),
+    NotFoundError: Row(grpc.StatusCode.NOT_FOUND),
+    UnavailableError: Row(grpc.StatusCode.UNAVAILABLE),
+    UnauthenticatedError: Row(grpc.StatusCode.UNAUTHENTICATED),
+    QueueFullError: Row(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    DeadlineError: Row(grpc.StatusCode.DEADLINE_EXCEEDED),
+    OutOfMemoryError: Row(grpc.StatusCode.RESOURCE_EXHAUSTED, instead="the device is out of memory"),
+    EngineError: _OUR_FAULT,
+    RequestError: _OUR_FAULT,
 }
 CANCELLED = "cancelled"
-CODES = tuple(dict.fromkeys([grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, *STATUS_OF.values()]))
-REASONS = tuple(dict.fromkeys([*(error.reason for error in STATUS_OF), CANCELLED]))
+CODES = tuple(dict.fromkeys([grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, *(row.code for row in TABLE.values())]))
+REASONS = tuple(dict.fromkeys([*(error.reason for error in TABLE), CANCELLED]))
 
 # The client's timer starts a network trip before ours and its timeout is rounded up on the wire, so a call that the
 # client ends for its deadline may reach us with a little time left.
@@ -74,13 +84,12 @@ class Failure:
 
 def failure_of(error: BaseException, request_id: str) -> Failure:
     """What to answer for an error; one that is our own fault is logged here, and only here."""
-    code = next((STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF), grpc.StatusCode.INTERNAL)
-    reason = error.reason if isinstance(error, RequestError) else RequestError.reason
-    if code is grpc.StatusCode.INTERNAL or isinstance(error, EngineError):
-        _logger.error("request %s failed", request_id, exc_info=error)
-        what = "the device is out of memory" if isinstance(error, OutOfMemoryError) else "internal error"
-        return Failure(code, f"{what}; the server's log has it as request {request_id}", reason)
-    return Failure(code, str(error), reason, error.retry_seconds if isinstance(error, QueueFullError) else 0.0)
+    row = next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), _OUR_FAULT)
+    known = error if isinstance(error, RequestError) else RequestError(str(error))
+    if row.instead is None:
+        return Failure(row.code, str(known), known.reason, known.retry_seconds)
+    _logger.error("request %s failed", request_id, exc_info=error)
+    return Failure(row.code, f"{row.instead}; the server's log has it as request {request_id}", known.reason)
 
 
 def failure_of_departure(time_remaining: float | None) -> Failure:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -46,12 +45,10 @@ async def test_every_answer_is_right_and_the_gauges_return_to_zero(minilm_server
         right = client.encode(pool)
     picks = [rng.sample(range(len(pool)), rng.choice([1, 1, 1, 2, 5])) for _ in range(NUM_CALLS)]
     leaves = [rng.uniform(0, 8) if k % 3 == 0 else None for k in range(NUM_CALLS)]
-    started = time.monotonic()
     async with grpc.aio.insecure_channel(minilm_server.target) as channel:
         stub = EncoderServiceStub(channel)
         calls = (call(stub, [pool[i] for i in pick], after) for pick, after in zip(picks, leaves, strict=True))
         answers = await asyncio.gather(*calls)
-    assert time.monotonic() - started < 100
     for pick, after, answer in zip(picks, leaves, answers, strict=True):
         assert after is not None or answer is not None, "a caller who stayed got no answer"
         if answer is not None:

@@ -54,6 +54,7 @@ OTHERS = {
     "threads": ("3", 3),
     "max_batch_tokens": ("4", 4),
     "max_queued_tokens": ("5", 5),
+    "max_request_tokens": ("9", 9),
     "max_request_sequences": ("6", 6),
     "max_message_bytes": ("4096", 4096),
     "max_stream_requests": ("7", 7),

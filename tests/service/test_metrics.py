@@ -17,7 +17,7 @@ METHODS, CODES, REASONS = (
 MODEL = {"model": "tiny", "version": "3"}
 README = Path(__file__).parents[2] / "README.md"
 # What is counted or measured here, and Prometheus' base units; a name ends in one of them.
-UNITS = ("seconds", "ratio", "sequences", "tokens", "requests", "refusals", "failures", "info", "in_flight")
+UNITS = ("seconds", "ratio", "sequences", "tokens", "requests", "errors", "failures", "info", "in_flight")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_series_of_each_method_exist_from_the_start(metrics: Metrics, method
 
 
 def test_the_series_of_each_reason_exist_from_the_start(metrics: Metrics) -> None:
-    assert value(metrics, "mhsa_refusals_total", reason="invalid") == 0
+    assert value(metrics, "mhsa_errors_total", reason="invalid") == 0
 
 
 @pytest.mark.parametrize(

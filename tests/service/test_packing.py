@@ -32,7 +32,7 @@ def test_three_sequences_are_laid_out_as_drawn() -> None:
     assert batch.token_ids.tolist() == [11, 12, 21, 31, 32, 33]
     assert batch.position_ids.tolist() == [0, 1, 5, 2, 3, 7]
     assert batch.token_type_ids.tolist() == [0, 1, 1, 0, 0, 1]
-    assert batch.pad_index.tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
+    assert batch.pad_index.tolist() == [[0, 1, 0], [2, 2, 2], [3, 4, 5]]
     assert batch.unpad_index.tolist() == [0, 1, 3, 6, 7, 8]
     assert batch.lengths.tolist() == [2, 1, 3]
 
@@ -77,12 +77,12 @@ def test_each_token_has_the_slot_of_its_sequence_and_column(lengths: list[int]) 
 
 
 @given(LENGTHS)
-def test_unused_slots_point_at_row_0(lengths: list[int]) -> None:
+def test_unused_slots_point_at_their_own_sequence(lengths: list[int]) -> None:
     batch = pack(sequences(lengths))
     used = set(slots(batch))
     unused = [slot for slot in np.ndindex(batch.pad_index.shape) if slot not in used]
     assert len(unused) == len(lengths) * max(lengths) - sum(lengths)
-    assert all(batch.pad_index[slot] == 0 for slot in unused)
+    assert all(batch.pad_index[slot] == batch.pad_index[slot[0], 0] for slot in unused)
 
 
 @given(LENGTHS)

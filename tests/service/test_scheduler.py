@@ -130,9 +130,31 @@ def test_a_full_queue_refuses_and_says_when_there_is_room() -> None:
 
 def test_a_hopeless_deadline_is_refused_at_once() -> None:
     queue = scheduler()
-    with pytest.raises(DeadlineError, match=r"5\.000 s away; the request takes 9\.000 s"):
+    with pytest.raises(DeadlineError, match=r"5\.000 s away; the request would be done in 9\.000 s"):
         queue.put(request(8, arrival=0.0, deadline=5.0), 0.0)
     assert queue.num_queued_tokens == 0
+
+
+def test_a_deadline_is_hopeless_behind_work_that_is_more_urgent() -> None:
+    queue = scheduler(runners=2)
+    for _ in range(10):
+        queue.put(request(5, arrival=-1.0), 0.0)
+    with pytest.raises(DeadlineError, match=r"done in 28\.500 s"):  # (50 ahead + 5) / 2 runners + a run's 1 s
+        queue.put(request(5, deadline=28.0), 0.0)
+
+
+def test_a_deadline_is_not_hopeless_behind_work_that_can_wait() -> None:
+    queue = scheduler()
+    queue.put(request(*[5] * 100, arrival=0.0), 0.0)
+    urgent = request(5, deadline=6.5)
+    queue.put(urgent, 0.0)
+    assert taken(queue)[0] == (urgent, 0)
+
+
+def test_short_sequences_fill_a_large_budget() -> None:
+    queue = scheduler(budget=2000, bound=100_000)
+    queue.put(request(*[8] * 1000), 0.0)
+    assert len(taken(queue)) == 250
 
 
 def test_an_expired_request_is_never_taken() -> None:

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
-from service import repository
+from service import loading
 from service.config import Settings
 from service.engine import Engine
 from service.errors import StartupError
@@ -58,7 +58,7 @@ async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:
 async def test_a_model_that_fails_to_load_stops_the_start_and_frees_the_ports(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "largest_difference", lambda *_, **__: 0.5)
+    monkeypatch.setattr(loading, "largest_difference", lambda *_, **__: 0.5)
     with pytest.raises(StartupError, match=r"differ from PyTorch's by 5\.0e-01"):
         await serve(settings(tiny_bundle))
     server = Server(settings(tiny_bundle))
@@ -79,12 +79,14 @@ async def test_a_loaded_server_is_serving_and_warm(tiny_bundle: Path) -> None:
     assert len(answer.pooled) == 32 * 4
 
 
-@pytest.mark.parametrize(("text", "complaint"), [(None, "No such file"), (" \n", "holds no token")])
+@pytest.mark.parametrize(
+    ("text", "complaint"), [(None, "No such file"), (" \n", "holds no token"), ("schl\u00fcssel", "not ASCII")]
+)
 def test_a_token_file_without_tokens_is_refused(
     tiny_bundle: Path, tmp_path: Path, text: str | None, complaint: str
 ) -> None:
     path = tmp_path / "tokens"
     if text is not None:
-        path.write_text(text)
+        path.write_text(text, "utf-8")
     with pytest.raises(StartupError, match=complaint):
         Server(settings(tiny_bundle, auth_token_file=path))

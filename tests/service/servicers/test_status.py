@@ -21,12 +21,12 @@ from service.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from service.servicers.status import REASONS, STATUS_OF, failure_of, failure_of_departure
+from service.servicers.status import REASONS, TABLE, failure_of, failure_of_departure
 from tests.fakes import FakeBatcher
 from tests.wire import encode_request, infer_request, receive, running, send
 
 SECRET = "secret/path of the graph"
-TABLE = [
+EXPECTED = [
     (InvalidRequestError("what was wrong"), grpc.StatusCode.INVALID_ARGUMENT, "what was wrong"),
     (NotFoundError("no such model"), grpc.StatusCode.NOT_FOUND, "no such model"),
     (UnavailableError("loading"), grpc.StatusCode.UNAVAILABLE, "loading"),
@@ -42,17 +42,17 @@ TABLE = [
     (RequestError(SECRET), grpc.StatusCode.INTERNAL, "internal error; the server's log has it as request call-1"),
     (ValueError(SECRET), grpc.StatusCode.INTERNAL, "internal error; the server's log has it as request call-1"),
 ]
-rows = pytest.mark.parametrize(("error", "code", "message"), TABLE, ids=lambda value: type(value).__name__)
+rows = pytest.mark.parametrize(("error", "code", "message"), EXPECTED, ids=lambda value: type(value).__name__)
 METADATA = (("x-request-id", "call-1"),)
 
 
 def test_every_request_error_has_a_row() -> None:
     classes = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RequestError)}
-    assert set(STATUS_OF) == classes
+    assert set(TABLE) == classes
 
 
 def test_every_reason_is_declared_to_the_metrics() -> None:
-    assert set(REASONS) == {error.reason for error in STATUS_OF} | {"cancelled"}
+    assert set(REASONS) == {error.reason for error in TABLE} | {"cancelled"}
 
 
 @rows

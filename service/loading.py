@@ -1,0 +1,119 @@
+"""From a bundle on disk to a running model: read, open, verify, calibrate, start."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from service.batcher import Batcher
+from service.bundle import Bundle, Manifest, read_bundle
+from service.config import Settings
+from service.cost_model import Calibration, calibrate
+from service.cpu import available_cpus
+from service.engine import Engine, first_line, largest_difference
+from service.errors import EngineError, StartupError
+from service.metrics import Metrics
+from service.packing import pack
+from service.repository import BundlePath, Model
+from service.request import Limits
+from service.scheduler import Scheduler
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+async def load_model(found: BundlePath, settings: Settings, metrics: Metrics, on_death: Callable[[], None]) -> Model:
+    """Read, open, verify against the golden outputs, calibrate (which warms) and start one model.
+
+    Raises `StartupError` when any of it fails.
+    """
+    started = time.monotonic()
+    of_model = metrics.of_model(found.name, str(found.version))
+    bundle, engine, calibration = await _in_daemon_thread(lambda: _open_and_verify(found, settings))
+    limits = _limits(bundle.manifest, settings)
+    max_batch_tokens = settings.max_batch_tokens or calibration.max_batch_tokens
+    scheduler = Scheduler(
+        calibration.cost,
+        max_batch_tokens=max_batch_tokens,
+        max_queued_tokens=settings.max_queued_tokens,
+        num_runners=engine.num_runners,
+    )
+    batcher = Batcher(scheduler, engine, of_model, on_death)
+    batcher.start()
+    of_model.set_info(engine.provider, bundle.manifest.precision, bundle.digest)
+    of_model.load_seconds.set(time.monotonic() - started)
+    log.info(
+        "model %s version %d: %s on %s, %d runners, %d tokens a run, loaded in %.1f s",
+        *(found.name, found.version, bundle.manifest.precision, engine.provider, engine.num_runners),
+        *(max_batch_tokens, time.monotonic() - started),
+    )
+    return Model(found.name, str(found.version), bundle.manifest, bundle.digest, engine.provider, limits, batcher)
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but SIGTERM need not wait for it: nothing can interrupt ONNX Runtime while it loads."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="loader", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _open_and_verify(found: BundlePath, settings: Settings) -> tuple[Bundle, Engine, Calibration]:
+    bundle = read_bundle(found.path)
+    manifest = bundle.manifest
+    engine = Engine(
+        bundle.graph_path,
+        device=settings.device,
+        num_cpus=settings.threads or available_cpus(),
+        has_token_types=manifest.type_vocab_size > 0,
+    )
+    try:
+        difference = _verify(bundle, engine)
+        calibration = calibrate(lambda b: engine.run(b), time.monotonic, manifest.max_sequence_tokens)
+    except EngineError as error:
+        reason = first_line(error.__cause__)
+        raise StartupError(f"{found.path}: the engine cannot run it ({reason}); export it again") from error
+    log.info(
+        "model %s version %d: %s; fitted %s, worst error %.0f%%",
+        *(found.name, found.version, f"within {difference:.1e} of PyTorch"),
+        *(calibration.cost, 100 * calibration.worst_error),
+    )
+    return bundle, engine, calibration
+
+
+def _verify(bundle: Bundle, engine: Engine) -> float:
+    """Replay the golden inputs both ways that the engine runs; the largest difference from PyTorch."""
+    golden, limit = bundle.golden, bundle.manifest.golden_tolerance
+    batch = pack(golden.sequences)
+    pooled, tokens = golden.sentence_embedding, golden.token_embeddings
+    difference = max(largest_difference(engine, batch, pooled, tokens, alone=alone) for alone in (False, True))
+    if difference > limit:
+        raise StartupError(
+            f"{bundle.path}: on this machine its answers differ from PyTorch's by {difference:.1e}, the limit is "
+            f"{limit:.1e}; it is not served. Export it again here, or use another onnxruntime"
+        )
+    return difference
+
+
+def _limits(manifest: Manifest, settings: Settings) -> Limits:
+    max_request_tokens = min(settings.max_request_tokens, settings.max_queued_tokens)
+    return Limits(
+        vocab_size=manifest.vocab_size,
+        type_vocab_size=manifest.type_vocab_size,
+        hidden_size=manifest.hidden_size,
+        max_sequence_tokens=min(manifest.max_sequence_tokens, max_request_tokens),
+        max_request_sequences=settings.max_request_sequences,
+        max_request_tokens=max_request_tokens,
+        max_message_bytes=settings.max_message_bytes,
+    )

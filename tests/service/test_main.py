@@ -1,0 +1,25 @@
+"""The command line, as a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_without_onnx_runtime_the_line_says_what_to_install(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['onnxruntime'] = None; from service.__main__ import main; main()"
+    command = [sys.executable, "-c", hidden, "--models", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "install mhsa-serve[cpu]" in done.stderr
+
+
+def test_help_names_every_setting_and_needs_no_models() -> None:
+    done = subprocess.run([sys.executable, "-m", "service", "--help"], capture_output=True, text=True, check=True)
+    assert "--max-queued-tokens" in done.stdout
+    assert "MHSA_MAX_QUEUED_TOKENS" in done.stdout
+
+
+def test_a_wrong_setting_is_one_line() -> None:
+    command = [sys.executable, "-m", "service", "--models", "/nowhere", "--threads", "-1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "mhsa-serve: --threads (MHSA_THREADS) is -1; it takes 0 to 1024\n")
