@@ -72,12 +72,13 @@ class Scheduler:
         self._queue: list[Entry] = []
         self._order = count()
         self._num_dead = 0
+        self._next_turn = 0.0
         self.num_queued_sequences = 0
         self.num_queued_tokens = 0
 
     def put(self, request: Request, now: float) -> None:
         """Queue every sequence of a request. Raises `QueueFullError` or `DeadlineError`, and then has queued none."""
-        self._check_room(request)
+        self._check_room(request, now)
         work = [self._cost.share(sequence.num_tokens) / self._num_runners for sequence in request.sequences]
         entries = list(self._entries(request, work))
         self._check_deadline(request, now, self._seconds_ahead(entries[-1]) + sum(work) + self._cost.per_run)
@@ -125,15 +126,27 @@ class Scheduler:
             self.remove(request)
         return list(requests.values())
 
-    def _check_room(self, request: Request) -> None:
+    def _check_room(self, request: Request, now: float) -> None:
         excess = self.num_queued_tokens + request.num_tokens - self._max_queued_tokens
-        if excess > 0:
-            retry_seconds = max(0.001, excess * self._cost.per_token / self._num_runners)
-            raise QueueFullError(
-                f"the queue is full: {self.num_queued_tokens} tokens wait, the request has {request.num_tokens}, "
-                f"the limit is {self._max_queued_tokens}; room in about {retry_seconds:.3f} s",
-                retry_seconds,
-            )
+        if excess <= 0:
+            return
+        retry_seconds = self._retry_seconds(excess, request.num_tokens, now)
+        raise QueueFullError(
+            f"the queue is full: {self.num_queued_tokens} tokens wait, the request has {request.num_tokens}, "
+            f"the limit is {self._max_queued_tokens}; room in about {retry_seconds:.3f} s",
+            retry_seconds,
+        )
+
+    def _retry_seconds(self, excess: int, num_tokens: int, now: float) -> float:
+        """When there is room: after those who were told to come back before, or all would come at once.
+
+        At most the time of a full queue, since not everybody does come back.
+        """
+        token_seconds = self._cost.per_token / self._num_runners
+        self._next_turn = max(self._next_turn, now + excess * token_seconds)
+        seconds = min(self._next_turn - now, self._max_queued_tokens * token_seconds)
+        self._next_turn = now + seconds + num_tokens * token_seconds
+        return max(0.001, seconds)
 
     def _check_deadline(self, request: Request, now: float, seconds: float) -> None:
         if request.deadline is not None and now + seconds > request.deadline:

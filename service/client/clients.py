@@ -1,8 +1,21 @@
 """The two clients, blocking and asyncio, line for line alike.
 
-Channels balance over every address behind a name (round_robin) and retry UNAVAILABLE, which the server answers only
-where nothing was run; gRPC itself obeys `grpc-retry-pushback-ms`. A full queue is RESOURCE_EXHAUSTED and is not
-retried: it would come back as load. Errors are gRPC's own, `grpc.RpcError`; bad arguments are `ValueError`.
+Channels balance over every address behind a name (round_robin). gRPC itself tries two statuses again, on the next
+address, five times in all, which is the most it allows:
+
+- UNAVAILABLE: the server is loading or stopping, or cannot be reached. A server that stops fails requests of which a
+  part has run, and a connection may break after the work was done; to encode a sequence twice changes nothing.
+- RESOURCE_EXHAUSTED: the queue was full for a moment. A refusal costs the server the decoding and no run, and gRPC
+  comes back when there is room by the server's own reckoning, for it obeys `grpc-retry-pushback-ms`. Nor do retries
+  pile up: a part that waits keeps its place in flight, and all places of a call hold what one request may.
+
+Without that header RESOURCE_EXHAUSTED is a device out of memory, which other work may give back: gRPC waits 0.1 s, then
+twice as long each time. It is a message above the server's limit, too; parts are cut to fit it, and one sequence
+that does not is sent once if it is above the 4 MiB that gRPC keeps. A call of which a part fails five times fails:
+retries carry a call over a moment of overload, not over callers who together want more than the server has.
+
+Errors are gRPC's own, `grpc.RpcError`; bad arguments are `ValueError`, answers that don't fit together `RuntimeError`.
+A model's description is kept until a call fails or another version answers: then it may be out of date.
 """
 
 import asyncio
@@ -25,20 +38,17 @@ from protos.encoder_pb2 import (
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client.plan import CallOptions, Float32Array, Plan, Sequences
 
-# Parts of one call on the wire at once: enough to keep a server's runners busy, few enough to leave others their turn.
-MAX_PARTS_IN_FLIGHT = 8
-
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
         {
             "name": [{"service": "mhsa.encoder.v1.EncoderService"}],
             "retryPolicy": {
-                "maxAttempts": 4,
+                "maxAttempts": 5,
                 "initialBackoff": "0.1s",
                 "maxBackoff": "2s",
                 "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
+                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
             },
         }
     ],
@@ -47,7 +57,8 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-    # gRPC keeps this much of a call to send again; by default too little for a request of the server's default limit.
+    # gRPC keeps this much of a call to send again, and tries a larger one once. Its default, 256 KiB, is too little for
+    # a part of a server whose limit is a million tokens.
     ("grpc.per_rpc_retry_buffer_size", 4 * 1024 * 1024),
 ]
 
@@ -68,12 +79,13 @@ class EncoderClient:
         self._models: dict[tuple[str, str], GetModelResponse] = {}
 
     def model(self, model: str = "", version: str = "", *, timeout: float | None = None) -> GetModelResponse:
-        """The server's description of a model; asked for once."""
+        """The server's description of a model; asked for once, and again where it may be out of date."""
         key = (model, version)
-        if key not in self._models:
+        if (described := self._models.get(key)) is None:
             request = GetModelRequest(model=model, version=version)
-            self._models[key] = self._stub.GetModel(request, timeout=timeout, metadata=self._metadata)
-        return self._models[key]
+            described = self._stub.GetModel(request, timeout=timeout, metadata=self._metadata)
+            self._models[key] = described
+        return described
 
     def encode(self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]) -> Float32Array:
         """One vector for each sequence of token ids: (n, dimensions or hidden_size)."""
@@ -99,9 +111,17 @@ class EncoderClient:
         self, sequences: Sequences, output: Output.ValueType, dimensions: int, options: CallOptions
     ) -> tuple[Plan, list[EncodeResponse]]:
         remaining = _countdown(options.get("timeout"))
-        described = self.model(options.get("model", ""), options.get("version", ""), timeout=remaining())
-        plan = Plan(described, sequences, output, dimensions, options)
-        return plan, self._send(plan, remaining)
+        key = (options.get("model", ""), options.get("version", ""))
+        described = self.model(*key, timeout=remaining())
+        is_current = False
+        try:
+            plan = Plan(described, sequences, output, dimensions, options)
+            responses = self._send(plan, remaining)
+            is_current = plan.is_described(responses)
+            return plan, responses
+        finally:
+            if not is_current:
+                self._models.pop(key, None)
 
     def _send(self, plan: Plan, remaining: Callable[[], float | None]) -> list[EncodeResponse]:
         if len(plan.parts) == 1:  # gRPC's blocking call takes half the time of its future
@@ -110,7 +130,7 @@ class EncoderClient:
         responses: list[EncodeResponse] = []
         try:
             for part in plan.parts:
-                if len(pending) == MAX_PARTS_IN_FLIGHT:
+                if len(pending) == plan.max_in_flight:
                     responses.append(pending.popleft().result())
                 request = plan.request(part)
                 pending.append(self._stub.Encode.future(request, timeout=remaining(), metadata=self._metadata))
@@ -137,12 +157,13 @@ class AsyncEncoderClient:
         self._models: dict[tuple[str, str], GetModelResponse] = {}
 
     async def model(self, model: str = "", version: str = "", *, timeout: float | None = None) -> GetModelResponse:
-        """The server's description of a model; asked for once."""
+        """The server's description of a model; asked for once, and again where it may be out of date."""
         key = (model, version)
-        if key not in self._models:
+        if (described := self._models.get(key)) is None:
             request = GetModelRequest(model=model, version=version)
-            self._models[key] = await self._stub.GetModel(request, timeout=timeout, metadata=self._metadata)
-        return self._models[key]
+            described = await self._stub.GetModel(request, timeout=timeout, metadata=self._metadata)
+            self._models[key] = described
+        return described
 
     async def encode(
         self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]
@@ -170,9 +191,20 @@ class AsyncEncoderClient:
         self, sequences: Sequences, output: Output.ValueType, dimensions: int, options: CallOptions
     ) -> tuple[Plan, list[EncodeResponse]]:
         remaining = _countdown(options.get("timeout"))
-        described = await self.model(options.get("model", ""), options.get("version", ""), timeout=remaining())
-        plan = Plan(described, sequences, output, dimensions, options)
-        permits = asyncio.Semaphore(MAX_PARTS_IN_FLIGHT)
+        key = (options.get("model", ""), options.get("version", ""))
+        described = await self.model(*key, timeout=remaining())
+        is_current = False
+        try:
+            plan = Plan(described, sequences, output, dimensions, options)
+            responses = await self._send(plan, remaining)
+            is_current = plan.is_described(responses)
+            return plan, responses
+        finally:
+            if not is_current:
+                self._models.pop(key, None)
+
+    async def _send(self, plan: Plan, remaining: Callable[[], float | None]) -> list[EncodeResponse]:
+        permits = asyncio.Semaphore(plan.max_in_flight)
 
         async def send(part: slice) -> EncodeResponse:
             async with permits:
@@ -180,7 +212,7 @@ class AsyncEncoderClient:
 
         tasks = [asyncio.create_task(send(part)) for part in plan.parts]
         try:
-            return plan, await asyncio.gather(*tasks)
+            return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()

@@ -1,4 +1,12 @@
-"""One call of a client, without its waiting: what to send and how the answers fit together."""
+"""One call of a client, without its waiting: what to send and how the answers fit together.
+
+A call is cut so that `MAX_PARTS_IN_FLIGHT` parts, on the wire together, hold no more than the server lets one request
+hold: however long a call is, it takes no more of a queue than one request may. Of longer parts, where one sequence is
+more than its share, fewer are in flight.
+
+The limits are those of a description that the client asked for once. What is in an answer is believed only as far as
+the answer itself says: a server may have been replaced by one with another model since.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
@@ -16,6 +24,8 @@ from protos.encoder_pb2 import (
     Output,
 )
 
+# Parts of one call on the wire at once: enough to keep a server's runners busy, few enough to leave others their turn.
+MAX_PARTS_IN_FLIGHT = 8
 # What a message has besides ids, lengths and vectors, rounded up.
 _ENVELOPE_BYTES = 1024
 # A length on the wire, at most.
@@ -54,13 +64,14 @@ class Plan:
         self._options = options
         self._output = output
         self._dimensions = dimensions
-        self._hidden_size = described.hidden_size
+        self._described = described
         self._is_half = _is_half(options.get("vector_type", "float32"))
         self._token_ids, self._lengths = _flatten("sequence", sequences)
         self._token_types = self._flatten_types(options.get("token_type_ids"))
         self._ends = np.cumsum(self._lengths)
         _check_lengths(self._lengths, described)
-        self.parts = self._split(described)
+        self.parts = self._split()
+        self.max_in_flight = self._max_in_flight()
 
     def request(self, part: slice) -> EncodeRequest:
         """The message for one part."""
@@ -77,19 +88,42 @@ class Plan:
         )
 
     def pooled(self, responses: Sequence[EncodeResponse]) -> Float32Array:
-        """(n, dimensions)"""
+        """(n, dimensions). Raises `RuntimeError` where the answers are not those of one model to this call."""
         _check_versions(responses)
-        return self._join([response.pooled for response in responses], self._dimensions or self._hidden_size)
+        width = _one_width([response.dimensions for response in responses], self._width)
+        if self._dimensions and width != self._dimensions:
+            raise RuntimeError(f"the answer's vectors have {width} dimensions; {self._dimensions} were asked for")
+        return self._join(
+            [response.pooled for response in responses], [part.stop - part.start for part in self.parts], width
+        )
 
     def tokens(self, responses: Sequence[EncodeResponse]) -> list[Float32Array]:
-        """n arrays (L, hidden_size)"""
+        """n arrays (L, hidden_size). Raises `RuntimeError` as `pooled` does."""
         _check_versions(responses)
-        rows = self._join([response.tokens for response in responses], self._hidden_size)
+        width = _one_width([response.hidden_size for response in responses], self._width)
+        num_tokens = [int(self._lengths[part].sum()) for part in self.parts]
+        rows = self._join([response.tokens for response in responses], num_tokens, width)
         return np.split(rows, self._ends[:-1]) if self._ends.size else []
 
-    def _join(self, chunks: list[bytes], width: int) -> Float32Array:
-        flat = np.frombuffer(b"".join(chunks), "<f2" if self._is_half else "<f4")
-        return flat.astype(np.float32).reshape(-1, width)
+    def is_described(self, responses: Sequence[EncodeResponse]) -> bool:
+        """Whether the version that the call was cut for has given every answer."""
+        return all(response.version == self._described.version for response in responses)
+
+    @property
+    def _width(self) -> int:
+        """Of a vector, by the description."""
+        hidden_size: int = self._described.hidden_size
+        return hidden_size if self._output == OUTPUT_TOKENS else self._dimensions or hidden_size
+
+    def _join(self, chunks: Sequence[bytes], num_rows: Sequence[int], width: int) -> Float32Array:
+        component = np.dtype("<f2" if self._is_half else "<f4")
+        for chunk, wanted in zip(chunks, num_rows, strict=True):
+            if len(chunk) != wanted * width * component.itemsize:
+                raise RuntimeError(
+                    f"an answer has {len(chunk)} bytes of vectors; {wanted} of {width} {component.name} components "
+                    f"take {wanted * width * component.itemsize}"
+                )
+        return np.frombuffer(b"".join(chunks), component).astype(np.float32).reshape(-1, width)
 
     def _flatten_types(self, token_type_ids: Sequences | None) -> NDArray[np.int32] | None:
         if token_type_ids is None:
@@ -99,22 +133,29 @@ class Plan:
             raise ValueError("token_type_ids must have one array for each sequence, as long as it")
         return token_types
 
-    def _split(self, described: GetModelResponse) -> list[slice]:
-        """The fewest runs of sequences that each keep every limit. A sequence that keeps none goes alone: the server
-        says what is wrong with it.
+    def _split(self) -> list[slice]:
+        """The fewest runs of sequences that each keep its share of a request's limits, and a message's. A sequence that
+        keeps none goes alone: the server takes it, or says what is wrong with it.
         """
-        limits = described.limits
+        limits = self._described.limits
         ids = 4 if self._token_types is None else 8
         vectors = self._lengths if self._output == OUTPUT_TOKENS else np.ones_like(self._lengths)
-        width = self._hidden_size if self._output == OUTPUT_TOKENS else self._dimensions or self._hidden_size
         max_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
         costs = [
-            (np.ones_like(self._lengths), limits.max_request_sequences),
-            (self._lengths, limits.max_request_tokens),
+            (np.ones_like(self._lengths), limits.max_request_sequences // MAX_PARTS_IN_FLIGHT),
+            (self._lengths, limits.max_request_tokens // MAX_PARTS_IN_FLIGHT),
             (self._lengths * ids + _LENGTH_BYTES, max_bytes),
-            (vectors * width * (2 if self._is_half else 4), max_bytes),
+            (vectors * self._width * (2 if self._is_half else 4), max_bytes),
         ]
         return _pack_greedily([(np.cumsum(cost), limit) for cost, limit in costs], self._lengths.size)
+
+    def _max_in_flight(self) -> int:
+        """As many parts as hold together what one request may."""
+        limits = self._described.limits
+        most_sequences = max((part.stop - part.start for part in self.parts), default=1)
+        most_tokens = max((int(self._lengths[part].sum()) for part in self.parts), default=1)
+        fitting = min(limits.max_request_sequences // most_sequences, limits.max_request_tokens // most_tokens)
+        return max(1, min(MAX_PARTS_IN_FLIGHT, fitting))
 
 
 def _pack_greedily(spent: list[tuple[Int64Array, int]], count: int) -> list[slice]:
@@ -154,6 +195,14 @@ def _check_versions(responses: Sequence[EncodeResponse]) -> None:
         raise RuntimeError(
             f"versions {' and '.join(versions)} answered parts of one call; name a version, or try again"
         )
+
+
+def _one_width(found: Sequence[int], described: int) -> int:
+    if len(widths := sorted(set(found))) > 1:
+        raise RuntimeError(
+            f"vectors of {' and '.join(map(str, widths))} dimensions answered parts of one call; try again"
+        )
+    return widths[0] if widths else described
 
 
 def _check_lengths(lengths: Int64Array, described: GetModelResponse) -> None:

@@ -21,7 +21,15 @@ from protos.encoder_pb2 import (
     Timings,
     VectorType,
 )
-from service.codec.sequences import Locate, check_answer, check_counts, check_ids, spans, token_type_bound
+from service.codec.sequences import (
+    Locate,
+    check_answer,
+    check_ids,
+    check_lengths,
+    check_number,
+    spans,
+    token_type_bound,
+)
 from service.errors import InvalidRequestError
 from service.request import Encoding, Float32Array, Int64Array, Limits, Request, TokenSequence
 
@@ -42,9 +50,10 @@ ENVELOPE_BYTES = 512
 
 def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, deadline: float | None) -> Request:
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
-    lengths = list(message.lengths)
     _check_options(message, limits)
-    num_tokens = check_counts(lengths, limits, "sequence")
+    check_number(len(message.lengths), limits, "sequence")
+    lengths = list(message.lengths)
+    num_tokens = check_lengths(lengths, limits, "sequence")
     check_answer(_answer_bytes(message, len(lengths), num_tokens, limits), limits)
     locate = _locator(lengths)
     token_ids = check_ids("token id", _read("token_ids", message.token_ids, num_tokens), limits.vocab_size, locate)

@@ -17,17 +17,16 @@ Locate = Callable[[int], str]
 _UNSIGNED = {np.dtype(f"{order}i{size}"): np.dtype(f"{order}u{size}") for order in "<>" for size in (4, 8)}
 
 
-def check_counts(lengths: Sequence[int], limits: Limits, noun: str) -> int:
-    """Check the number of sequences and of tokens, one by one and in all. `noun` is the API's word for a sequence.
-
-    Returns the number of tokens.
-    """
-    if not lengths:
+def check_number(count: int, limits: Limits, noun: str) -> None:
+    """Check the number of sequences, before any of them is looked at. `noun` is the API's word for a sequence."""
+    if count == 0:
         raise InvalidRequestError(f"the request has no {noun}s; it takes 1 to {limits.max_request_sequences}")
-    if len(lengths) > limits.max_request_sequences:
-        raise InvalidRequestError(
-            f"the request has {len(lengths)} {noun}s; the limit is {limits.max_request_sequences}"
-        )
+    if count > limits.max_request_sequences:
+        raise InvalidRequestError(f"the request has {count} {noun}s; the limit is {limits.max_request_sequences}")
+
+
+def check_lengths(lengths: Sequence[int], limits: Limits, noun: str) -> int:
+    """Check the number of tokens, one sequence by one and in all; returns it."""
     if min(lengths) < 1:
         raise InvalidRequestError(f"{noun} {lengths.index(0)} has no tokens; the least is 1")
     if max(lengths) > limits.max_sequence_tokens:

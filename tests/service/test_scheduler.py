@@ -128,6 +128,17 @@ def test_a_full_queue_refuses_and_says_when_there_is_room() -> None:
     assert (queue.num_queued_tokens, queue.num_queued_sequences) == (8, 1)
 
 
+def test_those_who_are_refused_are_told_to_come_back_one_after_the_other() -> None:
+    queue = scheduler(bound=10)
+    queue.put(request(10), 0.0)
+    told: list[float] = []
+    for _ in range(5):
+        with pytest.raises(QueueFullError) as caught:
+            queue.put(request(3), 0.0)
+        told.append(caught.value.retry_seconds)
+    assert told == [3.0, 6.0, 9.0, 10.0, 10.0]  # at most the time of a full queue
+
+
 def test_a_hopeless_deadline_is_refused_at_once() -> None:
     queue = scheduler()
     with pytest.raises(DeadlineError, match=r"5\.000 s away; the request would be done in 9\.000 s"):

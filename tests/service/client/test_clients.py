@@ -1,6 +1,7 @@
 """Both clients against a real server. Each test runs on the blocking client, in a thread, and on the asyncio one."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from service.client import AsyncEncoderClient, EncoderClient
-from service.errors import UnavailableError
-from tests.fakes import HIDDEN_SIZE, pooled_vector, token_vectors
+from service.errors import InvalidRequestError, OutOfMemoryError, QueueFullError, RequestError, UnavailableError
+from tests.fakes import HIDDEN_SIZE, LIMITS, fake_model, pooled_vector, token_vectors
 from tests.wire import Wire, running
 
 # client(target, method, *arguments, **options): one call on a client of its own.
@@ -141,6 +142,45 @@ async def test_unavailable_is_tried_again(wire: Wire, client: Call) -> None:
     assert len(wire.batcher.requests) == 2
 
 
+@pytest.mark.parametrize("error", [QueueFullError("full", 0.001), OutOfMemoryError("none left")])
+async def test_room_that_comes_back_is_waited_for(wire: Wire, client: Call, error: RequestError) -> None:
+    wire.batcher.error = error
+    call = asyncio.ensure_future(client(wire.target, "encode", [[1]]))
+    await wire.batcher.wait_for_requests(1)
+    wire.batcher.error = None
+
+    assert (await call).shape == (1, HIDDEN_SIZE)
+    assert len(wire.batcher.requests) == 2
+
+
+async def test_a_full_queue_is_tried_again_when_it_said_that_there_is_room(wire: Wire, client: Call) -> None:
+    wire.batcher.error = QueueFullError("full", 0.5)  # gRPC's own first wait would be 0.1 s
+    call = asyncio.ensure_future(client(wire.target, "encode", [[1]]))
+    await wire.batcher.wait_for_requests(1)
+    wire.batcher.error = None
+    await call
+
+    first, second = wire.batcher.requests
+    assert second.arrival - first.arrival >= 0.5
+
+
+async def test_a_queue_that_stays_full_is_tried_five_times(wire: Wire, client: Call) -> None:
+    wire.batcher.error = QueueFullError("full", 0.001)
+    with pytest.raises(grpc.RpcError) as failure:
+        await client(wire.target, "encode", [[1]])
+
+    assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(wire.batcher.requests) == 5
+
+
+async def test_what_is_invalid_is_not_tried_again(wire: Wire, client: Call) -> None:
+    wire.batcher.error = InvalidRequestError("no")
+    with pytest.raises(grpc.RpcError):
+        await client(wire.target, "encode", [[1]])
+
+    assert len(wire.batcher.requests) == 1
+
+
 async def test_a_token_is_sent_as_bearer(client: Call) -> None:
     async with running(tokens=["a-token"]) as wire:
         await client(wire.target, "encode", [[1]], token="a-token")
@@ -156,6 +196,46 @@ async def test_the_model_is_described_and_asked_for_once(wire: Wire) -> None:
         await client.encode([[2]])
 
     assert wire.sample("mhsa_requests_total", method="GetModel", code="OK") == 1
+
+
+def roll_out_version_2(wire: Wire) -> None:
+    """A version that takes longer sequences is the highest from now on."""
+    longer = dataclasses.replace(LIMITS, max_sequence_tokens=32)
+    wire.repository.add(fake_model(wire.batcher, version="2", limits=longer))
+
+
+async def test_the_description_is_asked_for_again_once_another_version_has_answered(wire: Wire) -> None:
+    async with AsyncEncoderClient(wire.target) as client:
+        assert (await client.model()).version == "1"
+        roll_out_version_2(wire)
+        await client.encode([[1]])
+
+        assert (await client.model()).version == "2"
+    assert wire.sample("mhsa_requests_total", method="GetModel", code="OK") == 2
+
+
+async def test_the_description_is_asked_for_again_after_a_call_that_failed(wire: Wire) -> None:
+    async with AsyncEncoderClient(wire.target) as client:
+        with pytest.raises(ValueError, match="takes 16"):
+            await client.encode([[1] * 20])
+        roll_out_version_2(wire)
+
+        assert (await client.encode([[1] * 20])).shape == (1, HIDDEN_SIZE)
+
+
+async def test_a_blocking_client_asks_again_too(wire: Wire) -> None:
+    with EncoderClient(wire.target) as client:
+        with pytest.raises(ValueError, match="takes 16"):
+            await asyncio.to_thread(client.encode, [[1] * 20])
+        roll_out_version_2(wire)
+        await asyncio.to_thread(client.encode, [[1] * 20])  # asks again because a call had failed
+        assert (await asyncio.to_thread(client.model)).version == "2"
+
+    with EncoderClient(wire.target) as client:
+        await asyncio.to_thread(client.encode, [[1]])
+        wire.repository.add(fake_model(wire.batcher, version="3"))
+        await asyncio.to_thread(client.encode, [[1]])
+        assert (await asyncio.to_thread(client.model)).version == "3"
 
 
 async def test_an_asyncio_caller_that_is_cancelled_leaves_nothing_behind(wire: Wire) -> None:

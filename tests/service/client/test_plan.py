@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.encoder_pb2 import OUTPUT_POOLED, OUTPUT_TOKENS, EncodeRequest, EncodeResponse, GetModelResponse, Limits
-from service.client.plan import Plan
+from service.client.plan import MAX_PARTS_IN_FLIGHT, Plan
 from service.codec.encoder import decode_request
 from service.request import Limits as ServerLimits
 
@@ -18,7 +18,7 @@ HIDDEN = 4
 
 
 def described(
-    *, sequence_tokens: int = 8, sequences: int = 3, tokens: int = 12, num_bytes: int = 1 << 20
+    *, sequence_tokens: int = 8, sequences: int = 24, tokens: int = 96, num_bytes: int = 1 << 20
 ) -> GetModelResponse:
     return GetModelResponse(
         model="m",
@@ -46,6 +46,11 @@ def sequences_in(request: EncodeRequest) -> list[list[int]]:
     return [ids[end - length : end] for end, length in zip(ends, request.lengths, strict=True)]
 
 
+def answer(rows: int, *, width: int = HIDDEN, version: str = "1") -> EncodeResponse:
+    vectors = np.ones((rows, width), "<f4").tobytes()
+    return EncodeResponse(pooled=vectors, tokens=vectors, dimensions=width, hidden_size=width, version=version)
+
+
 sequence_lists = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=8), max_size=12)
 
 
@@ -66,7 +71,27 @@ def test_the_parts_are_the_call_in_order_and_a_server_takes_each(
         assert request.ByteSize() <= num_bytes
 
 
-def test_each_part_is_as_large_as_the_limits_let_it_be() -> None:
+@given(sequences=sequence_lists, max_sequences=st.integers(1, 40), max_tokens=st.integers(8, 100))
+def test_all_parts_in_flight_hold_together_what_one_request_may(
+    sequences: list[list[int]], max_sequences: int, max_tokens: int
+) -> None:
+    model = described(sequences=max_sequences, tokens=max_tokens)
+    plan = Plan(model, sequences, OUTPUT_POOLED, 0, {})
+
+    assert 1 <= plan.max_in_flight <= MAX_PARTS_IN_FLIGHT
+    for first in range(len(plan.parts)):
+        in_flight = [s for part in plan.parts[first : first + plan.max_in_flight] for s in sequences[part]]
+        assert len(in_flight) <= max_sequences
+        assert sum(map(len, in_flight)) <= max_tokens
+
+
+def test_sequences_longer_than_their_share_are_fewer_in_flight() -> None:
+    assert Plan(described(tokens=96), [[1] * 8] * 20, OUTPUT_POOLED, 0, {}).max_in_flight == 8
+    assert Plan(described(tokens=24), [[1] * 8] * 20, OUTPUT_POOLED, 0, {}).max_in_flight == 3
+    assert Plan(described(tokens=8), [[1] * 8] * 20, OUTPUT_POOLED, 0, {}).max_in_flight == 1
+
+
+def test_each_part_is_as_large_as_its_share_of_the_limits_lets_it_be() -> None:
     assert [len(request.lengths) for request in requests_of([[1]] * 7)] == [3, 3, 1]
     assert [len(request.lengths) for request in requests_of([[1] * 6] * 5)] == [2, 2, 1]
 
@@ -114,16 +139,61 @@ def test_what_no_server_could_take_is_refused_here(sequences: list[Any], options
 
 def test_answers_of_two_versions_are_not_mixed() -> None:
     plan = Plan(described(), [[1]] * 4, OUTPUT_POOLED, 0, {})
-    row = np.ones((1, HIDDEN), "<f4").tobytes()
 
     with pytest.raises(RuntimeError, match="versions 1 and 2"):
-        plan.pooled([EncodeResponse(pooled=row * 3, version="1"), EncodeResponse(pooled=row, version="2")])
+        plan.pooled([answer(3), answer(1, version="2")])
+
+
+def test_the_width_of_the_vectors_is_the_answers_own() -> None:
+    wider = answer(4, width=2 * HIDDEN, version="2")
+
+    assert Plan(described(), [[1]] * 2 + [[1, 1]], OUTPUT_POOLED, 0, {}).pooled([answer(3, width=6)]).shape == (3, 6)
+    vectors = Plan(described(), [[1], [1, 1, 1]], OUTPUT_TOKENS, 0, {}).tokens([wider])
+    assert [array.shape for array in vectors] == [(1, 2 * HIDDEN), (3, 2 * HIDDEN)]
+
+
+def test_answers_of_two_widths_are_not_mixed() -> None:
+    pooled = Plan(described(), [[1]] * 4, OUTPUT_POOLED, 0, {})
+    tokens = Plan(described(), [[1]] * 4, OUTPUT_TOKENS, 0, {})
+
+    with pytest.raises(RuntimeError, match="vectors of 4 and 12 dimensions answered parts of one call"):
+        pooled.pooled([answer(3), answer(1, width=12)])
+    with pytest.raises(RuntimeError, match="vectors of 4 and 12 dimensions answered parts of one call"):
+        tokens.tokens([answer(3), answer(1, width=12)])
+
+
+def test_an_answer_with_other_rows_than_were_asked_for_is_not_believed() -> None:
+    plan = Plan(described(), [[1]] * 4, OUTPUT_POOLED, 0, {})
+
+    with pytest.raises(RuntimeError, match="an answer has 32 bytes of vectors; 3 of 4 float32 components take 48"):
+        plan.pooled([answer(2), answer(2)])
+
+
+def test_vectors_of_another_component_type_are_not_believed() -> None:
+    plan = Plan(described(), [[1]] * 2, OUTPUT_POOLED, 0, {"vector_type": "float16"})
+
+    with pytest.raises(RuntimeError, match="an answer has 32 bytes of vectors; 2 of 4 float16 components take 16"):
+        plan.pooled([answer(2)])
+
+
+def test_other_dimensions_than_were_asked_for_are_not_believed() -> None:
+    plan = Plan(described(), [[1]], OUTPUT_POOLED, 2, {})
+
+    with pytest.raises(RuntimeError, match="the answer's vectors have 4 dimensions; 2 were asked for"):
+        plan.pooled([answer(1)])
+
+
+def test_a_plan_knows_whether_the_version_it_was_made_for_answered() -> None:
+    plan = Plan(described(), [[1]] * 4, OUTPUT_POOLED, 0, {})
+
+    assert plan.is_described([answer(3), answer(1)])
+    assert not plan.is_described([answer(3), answer(1, version="2")])
 
 
 def test_the_answer_is_a_float32_array_of_ones_own() -> None:
     plan = Plan(described(), [[1]], OUTPUT_POOLED, 2, {"vector_type": "float16"})
 
-    vectors = plan.pooled([EncodeResponse(pooled=struct.pack("<2e", 0.5, 2.0), version="1")])
+    vectors = plan.pooled([EncodeResponse(pooled=struct.pack("<2e", 0.5, 2.0), dimensions=2, version="1")])
 
     assert vectors.tolist() == [[0.5, 2.0]]
     assert vectors.dtype == np.float32

@@ -171,6 +171,13 @@ def with_input(**fields: object) -> ModelInferRequest:
     return message
 
 
+def of_shape(shape: Sequence[int], *, raw: bool = True) -> ModelInferRequest:
+    """A message whose ids claim a shape that their two elements don't have: who reads them says so."""
+    message = message_of([[1, 2]], outputs=["sentence_embedding"], raw=raw)
+    message.inputs[0].shape[:] = shape
+    return message
+
+
 def without_data() -> ModelInferRequest:
     message = message_of([[1, 2]])
     message.raw_input_contents.clear()
@@ -229,11 +236,7 @@ def with_too_few_elements() -> ModelInferRequest:
         (with_input(shape=[0, 2]), "attention_mask has shape [0, 2]; it takes [rows, columns], each at least 1"),
         (with_input(shape=[-1, -2]), "attention_mask has shape [-1, -2]; it takes [rows, columns], each at least 1"),
         (with_input(shape=[2, 1]), "attention_mask has shape [2, 1]; input_ids has [1, 2]"),
-        (with_input(shape=[1, 3]), "attention_mask has 16 raw bytes; INT64 of shape [1, 3] takes 24"),
-        (
-            with_input(shape=[2**62, 2**62]),
-            f"attention_mask has 16 raw bytes; INT64 of shape [{2**62}, {2**62}] takes {2**127}",
-        ),
+        (of_shape([1, 3]), "input_ids has 16 raw bytes; INT64 of shape [1, 3] takes 24"),
         (with_input(datatype="INT32"), "attention_mask has 16 raw bytes; INT32 of shape [1, 2] takes 8"),
         (without_data(), "input_ids has 0 elements in int64_contents; shape [1, 2] takes 2"),
         (with_too_few_elements(), "input_ids has 1 elements in int64_contents; shape [1, 2] takes 2"),
@@ -264,6 +267,43 @@ def with_too_few_elements() -> ModelInferRequest:
 )
 def test_a_bad_message_is_refused_with_the_item_the_value_and_the_limit(message: ModelInferRequest, text: str) -> None:
     assert refusal_of(message) == text
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["raw", "typed"])
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ([5, 1], "the request has 5 rows; the limit is 4"),
+        ([2**62, 2**62], f"the request has {2**62} rows; the limit is 4"),
+        (
+            [4, 65],
+            "the request has 4 rows of 65 columns; the limit is 256 cells, real or not; pad less or send fewer rows",
+        ),
+        (
+            [1, 2**62],
+            f"the request has 1 rows of {2**62} columns; the limit is 256 cells, real or not; "
+            "pad less or send fewer rows",
+        ),
+    ],
+)
+def test_the_rectangle_is_limited_before_any_of_it_is_read(raw: bool, shape: Sequence[int], text: str) -> None:
+    assert refusal_of(of_shape(shape, raw=raw)) == text
+
+
+def test_a_rectangle_at_the_limit_is_read() -> None:
+    mask = [[1] + [0] * 63] * 4
+
+    assert decode(message_of([[1] * 64] * 4, mask, outputs=["sentence_embedding"])).request.num_tokens == 4
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["raw", "typed"])
+def test_an_answer_that_would_not_fit_is_refused_before_the_rectangle_is_read(raw: bool) -> None:
+    message = of_shape([4, 4], raw=raw)
+    message.outputs.add(name="last_hidden_state")
+
+    assert refusal_of(message, Limits(100, 2, 3, 6, 4, 16, max_message_bytes=1100)) == (
+        "the answer would take 1270 bytes; the limit is 1100; send fewer sequences"
+    )
 
 
 def test_a_model_without_token_types_takes_only_zeros() -> None:
