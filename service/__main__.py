@@ -21,19 +21,24 @@ def main() -> None:
         sys.stderr.write(f"mhsa-serve: {error}\n")
         code = 2
     logging.shutdown()
-    # Everything is closed. A thread that ONNX Runtime holds, loading a model or in a run that would not end, aborts the
-    # process if it comes back while the interpreter is taken apart.
+    # A thread that ONNX Runtime holds, loading a model or in a run that would not end, aborts the process if it comes
+    # back while the interpreter is taken apart.
     os._exit(code)
 
 
 def _serve(settings: Settings) -> int:
     try:
-        from service.server import serve
+        from service.server import Server, serve
     except ModuleNotFoundError as error:
         if error.name != "onnxruntime":
             raise
         raise StartupError("ONNX Runtime is not installed; install mhsa-serve[cpu] or, for CUDA, [gpu]") from None
-    return asyncio.run(serve(settings))
+
+    async def run() -> int:
+        return await serve(Server(settings))
+
+    # Not asyncio.run, which would close gRPC's server; serve says why not.
+    return asyncio.new_event_loop().run_until_complete(run())
 
 
 if __name__ == "__main__":

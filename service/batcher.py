@@ -20,8 +20,8 @@ from typing import Protocol
 
 import numpy as np
 
-from service.engine import Outputs
-from service.errors import DeadlineError, EngineError, RequestError, UnavailableError
+from service.engine import Outputs, first_line
+from service.errors import DeadlineError, EngineError, OutOfMemoryError, RequestError, UnavailableError
 from service.metrics import ModelMetrics
 from service.packing import PackedBatch, pack, unpack
 from service.request import Encoding, Request
@@ -112,7 +112,11 @@ class Batcher:
         finally:
             self._withdraw(request)
         if request.error is not None:
-            raise request.error
+            try:
+                raise request.error
+            finally:
+                # Its traceback holds this frame, and with it the request: a cycle that only the collector would free.
+                request.error = None
 
     def _withdraw(self, request: Request) -> None:
         if not request.is_settled:
@@ -161,9 +165,9 @@ class Batcher:
             results = self._encode(batch, is_alone)
         except EngineError as error:
             self._metrics.engine_failures.inc()
-            log.exception("a run of %d sequences failed", len(batch))
             if len(batch) == 1:
                 return [Ended(batch[0], started, time.monotonic(), error)]
+            log.warning("a run of %d sequences failed, running its halves: %s", len(batch), first_line(error.__cause__))
             middle = len(batch) // 2
             return self._run(batch[:middle], is_alone) + self._run(batch[middle:], is_alone)
         finished = time.monotonic()
@@ -181,7 +185,7 @@ class Batcher:
                     self._scheduler.remove(request)
 
     def _encode(self, batch: list[Entry], is_alone: bool) -> list[Encoding | RequestError]:
-        packed = pack([entry.sequence for entry in batch])
+        packed = self._pack(batch)
         wants_tokens = any(entry.request.wants_tokens for entry in batch)
         outputs = self._engine.run(packed, wants_tokens=wants_tokens, alone=is_alone)
         self._metrics.sequences.inc(packed.num_sequences)
@@ -196,6 +200,12 @@ class Batcher:
             self._checked(Encoding(pooled, tokens if entry.request.wants_tokens else None))
             for entry, pooled, tokens in zip(batch, outputs.sentence_embedding, rows, strict=True)
         ]
+
+    def _pack(self, batch: list[Entry]) -> PackedBatch:
+        try:
+            return pack([entry.sequence for entry in batch])
+        except MemoryError as error:
+            raise OutOfMemoryError("the host has no memory left for the batch") from error
 
     def _checked(self, encoding: Encoding) -> Encoding | RequestError:
         is_finite = np.isfinite(encoding.pooled).all() and (
@@ -219,6 +229,8 @@ class Batcher:
         with self._wakeup:
             self.is_alive = False
             waiting = self._scheduler.clear()
-        for request in [*(entry.request for entry in taken.batch), *taken.expired, *waiting]:
-            request.fail(EngineError("the engine has died"))
+        for entry in taken.batch:
+            entry.request.fail(EngineError("the engine has died"))
+        for request in (*taken.expired, *waiting):
+            request.fail(UnavailableError("the engine has died"))
         self._on_death()

@@ -16,6 +16,7 @@ is refused, since the graph may name any file beside it as its weights.
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ MANIFEST, GRAPH, GOLDEN, PARITY, TOKENIZER = (
     "parity.json",
     "tokenizer",
 )
+# A directory of another name is no version; 18 digits fit an int64.
+VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _FLAT_IDS = ("token_ids", "position_ids", "token_type_ids")
 _EXPECTED = ("token_embeddings", "sentence_embedding")
 _AGAIN = "export it again"

@@ -84,6 +84,11 @@ class Engine:
         return feeds | {"token_type_ids": batch.token_type_ids} if self._has_token_types else feeds
 
 
+def write_optimized(graph: Path, destination: Path) -> None:
+    """Write the graph that the CPU's session makes of `graph` and runs; what is counted in it is what is served."""
+    _open(graph, "cpu", num_threads=1, optimized=destination)
+
+
 def largest_difference(
     engine: Engine, batch: PackedBatch, pooled: Float32Array, tokens: Float32Array, *, alone: bool = False
 ) -> float:
@@ -99,7 +104,7 @@ def largest_difference(
     return float(max(errors)) if np.isfinite(errors).all() else float("inf")
 
 
-def _open(graph: Path, device: Device, num_threads: int) -> ort.InferenceSession:
+def _open(graph: Path, device: Device, num_threads: int, optimized: Path | None = None) -> ort.InferenceSession:
     if device == "auto":
         device = "cuda" if _CUDA in ort.get_available_providers() else "cpu"
         try:
@@ -118,7 +123,7 @@ def _open(graph: Path, device: Device, num_threads: int) -> ort.InferenceSession
     try:
         session = ort.InferenceSession(
             str(graph),
-            _session_options(num_threads),
+            _session_options(num_threads, optimized),
             providers=providers,
             disabled_optimizers=[] if device == "cuda" else _SLOW_ON_CPU,
         )
@@ -141,13 +146,17 @@ def _require_cuda_wheel() -> None:
     ort.preload_dlls()
 
 
-def _session_options(num_threads: int) -> ort.SessionOptions:
+def _session_options(num_threads: int, optimized: Path | None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
     # Memory patterns are per shape; ragged batches never repeat one.
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+        # Beside it: inside it, weights of 2 GiB and more would not fit.
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
     return options
 
 

@@ -16,6 +16,7 @@ from typing import Any, Never, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc.aio import InternalError
 
 from protos import encoder_pb2, open_inference_pb2
 from service.errors import InvalidRequestError, UnauthenticatedError
@@ -87,12 +88,15 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
     def _guard_unary(self, handler: _Handler, meter: Meter) -> _Handler:
         answer_to = cast("Callable[[Any, _Context], Awaitable[Any]]", handler.unary_unary)
 
-        async def run(raw: bytes, context: _Context) -> Any:
-            return await answer_to(_parse(raw, handler), context)
+        async def run(raw: list[bytes], context: _Context) -> Any:
+            return await answer_to(_parse(raw.pop(), handler), context)
 
         async def serve(raw: bytes, context: _Context) -> Any:
+            # An abort's traceback holds this frame until the garbage collector runs; it must not hold the message too.
+            handed_over = [raw]
+            del raw
             with self._counted():
-                answer = await meter.measure(run(raw, context), context)
+                answer = await meter.measure(run(handed_over, context), context)
                 if isinstance(answer, Failure):
                     await _abort(context, answer)
                 return answer
@@ -159,4 +163,8 @@ def _parse(raw: bytes, handler: _Handler) -> Any:
 
 
 async def _abort(context: _Context, failure: Failure) -> Never:
-    await context.abort(failure.code, failure.message, failure.trailing_metadata)
+    try:
+        await context.abort(failure.code, failure.message, failure.trailing_metadata)
+    except InternalError:
+        # The caller left just now, and there is nobody to tell. gRPC would log it as an error of ours.
+        raise asyncio.CancelledError from None

@@ -4,9 +4,9 @@ Start: bind both ports, so that a taken one is found before minutes of loading; 
 with UNAVAILABLE; load one model after the other, since ONNX Runtime's sessions must not be created side by side; then
 SERVING.
 
-Stop: NOT_SERVING; go on serving for `drain_seconds`, while load balancers notice; refuse new work with UNAVAILABLE over
+End: NOT_SERVING; go on serving for `drain_seconds`, while load balancers notice; refuse new work with UNAVAILABLE over
 a listener that is still open, so that callers get an answer and not a reset; wait for what was accepted, at most
-`grace_seconds`; close.
+`grace_seconds`; exit.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ HEALTH_NAMES = (
     encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name,
     open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
-# After the last answer: for streams that no request holds open, such as health watches.
-_CLOSE_SECONDS = 0.5
+# After the last answer: for gRPC's own threads to put it on the wire.
+_FLUSH_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,13 @@ class Server:
         await self._health.set_serving(True)
         log.info("serving %d models", len(self._bundles))
 
-    async def drain(self) -> None:
-        """Say NOT_SERVING, serve on for a while, then refuse, and wait for what was accepted."""
+    async def announce_end(self) -> None:
+        """Say NOT_SERVING, and serve on."""
         self.repository.is_lame_duck = True
         await self._health.set_serving(False)
+
+    async def drain(self) -> None:
+        """Serve on for a while, then refuse, and wait for what was accepted."""
         log.info("not serving; draining in %.1f s", self._settings.drain_seconds)
         await asyncio.sleep(self._settings.drain_seconds)
         self.repository.is_draining = True
@@ -104,9 +107,8 @@ class Server:
             log.warning("%d requests are not done after the grace; they fail", self._interceptor.num_in_flight)
 
     async def stop(self) -> None:
-        """Close everything, in reverse order of the start."""
-        await self._health.set_serving(False)
-        await self._grpc.stop(_CLOSE_SECONDS)
+        """Close everything at once, in reverse order of the start."""
+        await self._grpc.stop(None)
         for model in self.repository.models:
             await model.batcher.stop()
         self._http.shutdown()
@@ -116,22 +118,26 @@ class Server:
         self.is_dead.set()
 
 
-async def serve(settings: Settings) -> int:
-    """Serve until SIGTERM, SIGINT or the engine's death; the process's exit code."""
+async def serve(server: Server) -> int:
+    """Serve until SIGTERM, SIGINT or the engine's death; the process's exit code. The process should then just exit.
+
+    Closing gRPC's server instead would answer calls that have come and are not yet read with CANCELLED, which nobody
+    retries; a connection that ends is UNAVAILABLE.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = Server(settings)
     await server.start()
-    try:
-        await _first(server.load(), stopping.wait(), server.is_dead.wait())
+    await _first(server.load(), stopping.wait(), server.is_dead.wait())
+    if not stopping.is_set():
         await _first(stopping.wait(), server.is_dead.wait())
-        if not server.is_dead.is_set():
-            stopping.clear()
-            await _first(server.drain(), stopping.wait())
-    finally:
-        await server.stop()
+    is_draining = server.repository.is_ready  # nothing to drain while a model loads, or with a dead engine
+    await server.announce_end()
+    if is_draining:
+        stopping.clear()
+        await _first(server.drain(), stopping.wait())
+    await asyncio.sleep(_FLUSH_SECONDS)
     return 1 if server.is_dead.is_set() else 0
 
 

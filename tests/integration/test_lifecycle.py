@@ -1,10 +1,12 @@
 """From start to exit: what a caller, a probe and an operator see of a real process."""
 
+import asyncio
 import shutil
 import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +54,33 @@ def test_sigterm_finishes_what_was_accepted_and_exits_0(minilm_bundle: Path) -> 
             server.terminate()
             assert [call.result().dimensions for call in calls] == [384] * 4
             assert server.wait(60) == 0
+
+
+async def test_callers_who_never_pause_see_only_unavailable_when_the_server_leaves(tiny_bundle: Path) -> None:
+    codes: Counter[grpc.StatusCode] = Counter()
+
+    async def call_again_and_again(channel: grpc.aio.Channel, is_over: asyncio.Event) -> None:
+        while not is_over.is_set():
+            try:
+                await EncoderServiceStub(channel).Encode(message(1, 20))
+                codes[grpc.StatusCode.OK] += 1
+            except grpc.aio.AioRpcError as error:
+                codes[error.code()] += 1
+                await asyncio.sleep(0.01)
+
+    is_over = asyncio.Event()
+    with TestedServer(tiny_bundle.parents[1], "--drain-seconds", "0.2") as server:
+        target = server.wait_until_serving()
+        channels = [grpc.aio.insecure_channel(target, [("mhsa.number", number)]) for number in range(16)]
+        callers = [asyncio.create_task(call_again_and_again(channels[k % 16], is_over)) for k in range(64)]
+        while codes[grpc.StatusCode.OK] < 200:
+            await asyncio.sleep(0.01)
+        server.terminate()
+        assert await asyncio.to_thread(server.wait, 30) == 0
+        is_over.set()
+        await asyncio.gather(*callers)
+        await asyncio.gather(*(channel.close() for channel in channels))
+    assert codes.keys() == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
 def test_the_drain_is_announced_before_anything_is_refused(tiny_bundle: Path) -> None:

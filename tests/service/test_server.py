@@ -28,41 +28,38 @@ def settings(bundle: Path, **others: object) -> Settings:
 
 
 async def test_a_dead_engine_ends_the_process_with_an_error(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    servers: list[Server] = []
-
-    def remembered(given: Settings) -> Server:
-        servers.append(Server(given))
-        return servers[0]
-
-    monkeypatch.setattr("service.server.Server", remembered)
-    process = asyncio.create_task(serve(settings(tiny_bundle)))
+    server = Server(settings(tiny_bundle))
+    process = asyncio.create_task(serve(server))
     async with asyncio.timeout(30):
-        while not (servers and servers[0].repository.is_ready):
+        while not server.repository.is_ready:
             await asyncio.sleep(0.01)
     monkeypatch.setattr(Engine, "run", lambda *_, **__: 1 // 0)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{servers[0].grpc_port}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        watch = HealthStub(channel).Watch(HealthCheckRequest())
+        assert (await watch.read()).status == HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await EncoderServiceStub(channel).Encode(HELLO, timeout=10)
+        assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
     assert failed.value.code() == grpc.StatusCode.INTERNAL
     assert "division" not in (failed.value.details() or ""), "the exception's text stays in the log"
     assert await process == 1
+    await server.stop()
 
 
 async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:
-    process = asyncio.create_task(serve(settings(tiny_bundle)))
+    server = Server(settings(tiny_bundle))
+    process = asyncio.create_task(serve(server))
     await asyncio.sleep(0)  # the handlers are set before anything is awaited
     os.kill(os.getpid(), signal.SIGINT)
     assert await process == 0
+    await server.stop()
 
 
-async def test_a_model_that_fails_to_load_stops_the_start_and_frees_the_ports(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_fails_to_load_stops_the_start(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "largest_difference", lambda *_, **__: 0.5)
-    with pytest.raises(StartupError, match=r"differ from PyTorch's by 5\.0e-01"):
-        await serve(settings(tiny_bundle))
     server = Server(settings(tiny_bundle))
-    await server.start()
+    with pytest.raises(StartupError, match=r"differ from PyTorch's by 5\.0e-01"):
+        await serve(server)
     await server.stop()
 
 
