@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+.DEFAULT_GOAL := help
 .PHONY: run test check bench protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back

@@ -405,6 +405,7 @@ class Limits(_message.Message):
     MAX_REQUEST_SEQUENCES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     max_sequence_tokens: _builtins.int
     """Tokens in one sequence."""
     max_request_sequences: _builtins.int
@@ -412,7 +413,9 @@ class Limits(_message.Message):
     max_request_tokens: _builtins.int
     """Tokens in one request."""
     max_message_bytes: _builtins.int
-    """Bytes in one message, both ways. Clients must raise gRPC's own receive limit, 4 MiB, to this."""
+    """Bytes in one answer. Clients must raise gRPC's own receive limit, 4 MiB, to this."""
+    max_request_bytes: _builtins.int
+    """Bytes in one message to the server."""
     def __init__(
         self,
         *,
@@ -420,10 +423,11 @@ class Limits(_message.Message):
         max_request_sequences: _builtins.int = ...,
         max_request_tokens: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
+        max_request_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "max_request_sequences", b"max_request_sequences", "max_request_tokens", b"max_request_tokens", "max_sequence_tokens", b"max_sequence_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "max_request_bytes", b"max_request_bytes", "max_request_sequences", b"max_request_sequences", "max_request_tokens", b"max_request_tokens", "max_sequence_tokens", b"max_sequence_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -107,6 +107,8 @@ class Bundle:
 
 def read_bundle(path: Path) -> Bundle:
     """Read and check a bundle. Raises `BundleError` with what is wrong and what to do."""
+    if not (path / MANIFEST).is_file():
+        raise BundleError(f"{path}: no readable {MANIFEST} (no file of that name); {_AGAIN}")
     try:
         raw = (path / MANIFEST).read_bytes()
     except OSError as error:
@@ -215,7 +217,8 @@ def _parse_manifest(path: Path, raw: bytes) -> Manifest:
         manifest = Manifest(**content)
         _check_types(manifest)
         _check_types(manifest.graph)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        _check_ranges(manifest)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path}: {MANIFEST} cannot be read ({error}); {_AGAIN}") from None
     return manifest
 
@@ -231,6 +234,17 @@ def _check_types(record: Manifest | GraphFacts) -> None:
         value = getattr(record, name)
         if not _is_of(value, hint):
             raise ValueError(f"{name} is {value!r}, expected {hint}")
+
+
+def _check_ranges(manifest: Manifest) -> None:
+    """What no model is, and what would be no limit or no gate."""
+    for name in ("hidden_size", "num_layers", "num_heads", "vocab_size", "max_sequence_tokens"):
+        if not 1 <= getattr(manifest, name) < 2**31:
+            raise ValueError(f"{name} is {getattr(manifest, name)}; it takes 1 and more")
+    if not (0 <= manifest.type_vocab_size < 2**31 and 0 <= manifest.pad_token_id < 2**31):
+        raise ValueError("type_vocab_size or pad_token_id is below 0")
+    if not 0 < manifest.golden_tolerance <= 1:
+        raise ValueError(f"golden_tolerance is {manifest.golden_tolerance}; it takes more than 0 and at most 1")
 
 
 def _is_of(value: object, hint: Any) -> bool:

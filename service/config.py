@@ -46,7 +46,8 @@ class Settings:
     max_queued_tokens: int = _setting("tokens waiting per model, beyond which requests are refused", default=131072)
     max_request_tokens: int = _setting("tokens in one request, at most what the queue holds", default=32768)
     max_request_sequences: int = _setting("sequences in one request", default=2048)
-    max_message_bytes: int = _setting("bytes in one gRPC message, both ways", default=64 * 1024 * 1024)
+    max_request_bytes: int = _setting("bytes in one message to the server", default=16 * 1024 * 1024)
+    max_message_bytes: int = _setting("bytes in one answer", default=64 * 1024 * 1024)
     max_stream_requests: int = _setting("requests of one EncodeStream in flight; more wait unread", default=256)
     auth_token_file: Path | None = _setting(
         "file with one bearer token per line; without it every caller is served", default=None
@@ -77,6 +78,7 @@ _RANGES = {
     "max_queued_tokens": (1, _MOST),
     "max_request_tokens": (1, _MOST),
     "max_request_sequences": (1, _MOST),
+    "max_request_bytes": (4096, _MOST),
     "max_message_bytes": (4096, _MOST),
     "max_stream_requests": (1, _MOST),
     "drain_seconds": (0, 86400),

@@ -42,6 +42,7 @@ _OUT_OF_MEMORY_TEXTS = (
 )
 
 log = logging.getLogger(__name__)
+ort.disable_telemetry_events()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

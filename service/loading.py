@@ -85,9 +85,10 @@ def _open_and_verify(found: BundlePath, settings: Settings) -> tuple[Bundle, Eng
         reason = first_line(error.__cause__)
         raise StartupError(f"{found.path}: the engine cannot run it ({reason}); export it again") from error
     log.info(
-        "model %s version %d: %s; fitted %s, worst error %.0f%%",
-        *(found.name, found.version, f"within {difference:.1e} of PyTorch"),
-        *(calibration.cost, 100 * calibration.worst_error),
+        "model %s version %d: within %.1e of PyTorch; a run takes %.2f ms + %.4f ms a token + %.6f ms a pair, +-%.0f%%",
+        *(found.name, found.version, difference),
+        *(1e3 * calibration.cost.per_run, 1e3 * calibration.cost.per_token, 1e3 * calibration.cost.per_pair),
+        100 * calibration.worst_error,
     )
     return bundle, engine, calibration
 
@@ -115,5 +116,6 @@ def _limits(manifest: Manifest, settings: Settings) -> Limits:
         max_sequence_tokens=min(manifest.max_sequence_tokens, max_request_tokens),
         max_request_sequences=settings.max_request_sequences,
         max_request_tokens=max_request_tokens,
+        max_request_bytes=settings.max_request_bytes,
         max_message_bytes=settings.max_message_bytes,
     )

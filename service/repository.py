@@ -88,14 +88,15 @@ class Repository:
 
     def versions(self, name: str) -> list[str]:
         """The versions of a model, lowest first. Raises `NotFoundError`."""
-        return [str(version) for version in sorted(self._versions(name))]
+        _, versions = self._find(name)
+        return [str(version) for version in sorted(versions)]
 
     def get(self, name: str, version: str = "") -> Model:
         """The model that a request names: an empty name means the only one, an empty version the highest.
 
         Raises `InvalidRequestError`, `NotFoundError`, or `UnavailableError` (loading, draining, dead engine).
         """
-        versions = self._versions(name)
+        name, versions = self._find(name)
         if version and not _VERSION.fullmatch(version):
             raise InvalidRequestError(f"version is {version[:32]!r}; it takes a positive decimal number, or nothing")
         number = int(version) if version else max(versions)
@@ -110,11 +111,11 @@ class Repository:
             raise UnavailableError(f"model {name!r} version {number}: its engine is dead")
         return model
 
-    def _versions(self, name: str) -> dict[int, Model | None]:
+    def _find(self, name: str) -> tuple[str, dict[int, Model | None]]:
         if not name:
             if len(self._models) != 1:
                 raise InvalidRequestError("the request names no model; it may do so only where one model is served")
             (name,) = self._models
         if name not in self._models:
             raise NotFoundError(f"no model {name[:128]!r}")
-        return self._models[name]
+        return name, self._models[name]

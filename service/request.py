@@ -26,6 +26,7 @@ class Limits:
     max_sequence_tokens: int
     max_request_sequences: int
     max_request_tokens: int
+    max_request_bytes: int
     max_message_bytes: int
 
 

@@ -149,6 +149,8 @@ class Scheduler:
         return max(0.001, seconds)
 
     def _check_deadline(self, request: Request, now: float, seconds: float) -> None:
+        if request.deadline is not None and now >= request.deadline:
+            raise DeadlineError("the deadline has passed")
         if request.deadline is not None and now + seconds > request.deadline:
             raise DeadlineError(
                 f"the deadline is {request.deadline - now:.3f} s away; the request would be done in {seconds:.3f} s, "

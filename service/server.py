@@ -75,6 +75,8 @@ class Server:
             self._http, _ = start_http_server(settings.metrics_port, settings.host, self.metrics.registry)
         except OSError as error:
             raise StartupError(f"--metrics-port {settings.metrics_port} on {settings.host}: {error.strerror}") from None
+        except UnicodeError:
+            raise StartupError(f"--host {settings.host[:64]!r} is no host name") from None
         self.metrics_port = self._http.server_port
         self.grpc_port = _bind(self._grpc, settings)
         await self._grpc.start()
@@ -156,7 +158,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
         # On by default: a second server would share the port without a word.
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         # Clients that keep idle channels alive would be sent away with too_many_pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),

@@ -26,6 +26,7 @@ LIMITS = Limits(
     max_sequence_tokens=16,
     max_request_sequences=8,
     max_request_tokens=64,
+    max_request_bytes=1024 * 1024,
     max_message_bytes=1024 * 1024,
 )
 MANIFEST = Manifest(

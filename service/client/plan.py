@@ -61,6 +61,10 @@ class Plan:
         dimensions: int,
         options: CallOptions,
     ) -> None:
+        if unknown := options.keys() - CallOptions.__annotations__.keys():
+            raise TypeError(
+                f"no option {', '.join(sorted(unknown))}; there are {', '.join(CallOptions.__annotations__)}"
+            )
         self._options = options
         self._output = output
         self._dimensions = dimensions
@@ -140,11 +144,12 @@ class Plan:
         limits = self._described.limits
         ids = 4 if self._token_types is None else 8
         vectors = self._lengths if self._output == OUTPUT_TOKENS else np.ones_like(self._lengths)
+        max_request_bytes = limits.max_request_bytes - _ENVELOPE_BYTES
         max_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
         costs = [
             (np.ones_like(self._lengths), limits.max_request_sequences // MAX_PARTS_IN_FLIGHT),
             (self._lengths, limits.max_request_tokens // MAX_PARTS_IN_FLIGHT),
-            (self._lengths * ids + _LENGTH_BYTES, max_bytes),
+            (self._lengths * ids + _LENGTH_BYTES, max_request_bytes),
             (vectors * self._width * (2 if self._is_half else 4), max_bytes),
         ]
         return _pack_greedily([(np.cumsum(cost), limit) for cost, limit in costs], self._lengths.size)

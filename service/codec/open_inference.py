@@ -39,6 +39,8 @@ REFUSED_PARAMETERS = ("sequence_", "shared_memory_", "classification")
 
 # Reading a cell of a typed tensor takes 30 ns on the event loop, so cells that hold nothing are bounded by those that
 # may hold something. Fill below a sixteenth is far from any traffic that anybody pads on purpose.
+# Of a request or a tensor; clients of the protocol send a handful.
+MAX_PARAMETERS = 64
 MAX_CELLS_PER_TOKEN = 16
 
 # Everything in an answer but its vectors and the request's id: names, shapes, tags, version.
@@ -63,6 +65,7 @@ class InferCall:
 
 def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, deadline: float | None) -> InferCall:
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
+    _check_numbers(message)
     _refuse("the request", message.parameters)
     deadline = _earlier(deadline, _timeout_seconds(message.parameters), arrival)
     outputs = _outputs(message.outputs)
@@ -97,7 +100,19 @@ def encode_infer(call: InferCall, *, request_id: str, model: str, version: str) 
     return response
 
 
+def _check_numbers(message: ModelInferRequest) -> None:
+    """Before anything is looked through: a message of millions of empty parts must not hold everybody up."""
+    for name, count, most in (
+        ("inputs", len(message.inputs), len(INPUTS)),
+        ("outputs", len(message.outputs), len(OUTPUTS)),
+    ):
+        if count > most:
+            raise InvalidRequestError(f"the request has {count} {name}; the limit is {most}")
+
+
 def _refuse(owner: str, parameters: Mapping[str, InferParameter]) -> None:
+    if len(parameters) > MAX_PARAMETERS:
+        raise InvalidRequestError(f"{owner} has {len(parameters)} parameters; the limit is {MAX_PARAMETERS}")
     for name in parameters:
         if name.startswith(REFUSED_PARAMETERS):
             raise InvalidRequestError(f"{owner} has the parameter {name[:64]!r}, which this server does not support")

@@ -78,5 +78,6 @@ def _limits(limits: Limits) -> pb.Limits:
         max_sequence_tokens=limits.max_sequence_tokens,
         max_request_sequences=limits.max_request_sequences,
         max_request_tokens=limits.max_request_tokens,
+        max_request_bytes=limits.max_request_bytes,
         max_message_bytes=limits.max_message_bytes,
     )

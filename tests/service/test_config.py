@@ -56,6 +56,7 @@ OTHERS = {
     "max_queued_tokens": ("5", 5),
     "max_request_tokens": ("9", 9),
     "max_request_sequences": ("6", 6),
+    "max_request_bytes": ("5000", 5000),
     "max_message_bytes": ("4096", 4096),
     "max_stream_requests": ("7", 7),
     "auth_token_file": ("/tokens", Path("/tokens")),

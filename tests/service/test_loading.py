@@ -96,6 +96,7 @@ async def test_the_limits_are_the_models_and_the_settings(bundle: BundlePath) ->
         max_sequence_tokens=8,
         max_request_sequences=7,
         max_request_tokens=100,
+        max_request_bytes=16 * 2**20,
         max_message_bytes=5000,
     )
 

@@ -28,6 +28,7 @@ def described(
             max_sequence_tokens=sequence_tokens,
             max_request_sequences=sequences,
             max_request_tokens=tokens,
+            max_request_bytes=num_bytes,
             max_message_bytes=num_bytes,
         ),
     )
@@ -65,7 +66,7 @@ def test_the_parts_are_the_call_in_order_and_a_server_takes_each(
     requests = requests_of(sequences, model, output, token_type_ids=types)
 
     assert [sequence for request in requests for sequence in sequences_in(request)] == sequences
-    limits = ServerLimits(100, 2, HIDDEN, 8, 3, 12, num_bytes)
+    limits = ServerLimits(100, 2, HIDDEN, 8, 3, 12, num_bytes, num_bytes)
     for request in requests:
         decode_request(request, limits, arrival=0.0, deadline=None)
         assert request.ByteSize() <= num_bytes
@@ -198,3 +199,8 @@ def test_the_answer_is_a_float32_array_of_ones_own() -> None:
     assert vectors.tolist() == [[0.5, 2.0]]
     assert vectors.dtype == np.float32
     assert vectors.flags.writeable
+
+
+def test_an_option_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(TypeError, match="no option dimension; there are model, version, timeout"):
+        requests_of([[1]], dimension=4)

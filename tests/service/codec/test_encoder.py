@@ -28,6 +28,7 @@ LIMITS = Limits(
     max_sequence_tokens=6,
     max_request_sequences=5,
     max_request_tokens=20,
+    max_request_bytes=4096,
     max_message_bytes=4096,
 )
 Sequences = Sequence[Sequence[int]]
@@ -145,7 +146,7 @@ def test_a_bad_message_is_refused_with_the_item_the_value_and_the_limit(message:
 
 
 def test_a_model_without_token_types_takes_only_zeros() -> None:
-    limits = Limits(100, 0, 4, 6, 5, 20, 4096)
+    limits = Limits(100, 0, 4, 6, 5, 20, 4096, 4096)
     decode(message_of([[1]], token_type_ids=ids_bytes([[0]])), limits)
 
     with pytest.raises(InvalidRequestError, match="token type is 1; the model takes 0 to 0"):
@@ -158,18 +159,18 @@ def test_a_model_without_token_types_takes_only_zeros() -> None:
 )
 def test_an_answer_that_would_not_fit_is_refused_before_it_is_computed(output: int, num_bytes: int) -> None:
     message = message_of([[1, 2, 3], [4, 5]], output=output)
-    decode(message, Limits(100, 2, 4, 6, 5, 20, max_message_bytes=num_bytes + 512))
+    decode(message, Limits(100, 2, 4, 6, 5, 20, 4096, max_message_bytes=num_bytes + 512))
 
     with pytest.raises(
         InvalidRequestError, match=f"would take {num_bytes + 512} bytes; the limit is {num_bytes + 511}"
     ):
-        decode(message, Limits(100, 2, 4, 6, 5, 20, max_message_bytes=num_bytes + 511))
+        decode(message, Limits(100, 2, 4, 6, 5, 20, 4096, max_message_bytes=num_bytes + 511))
 
 
 def test_half_width_and_fewer_dimensions_make_the_answer_smaller() -> None:
     message = message_of([[1], [2]], vector_type=VECTOR_TYPE_FLOAT16, dimensions=3)
 
-    decode(message, Limits(100, 2, 4, 6, 5, 20, max_message_bytes=2 * 3 * 2 + 512))
+    decode(message, Limits(100, 2, 4, 6, 5, 20, 4096, max_message_bytes=2 * 3 * 2 + 512))
 
 
 def test_no_answer_is_larger_than_was_foreseen() -> None:

@@ -20,6 +20,7 @@ LIMITS = Limits(
     max_sequence_tokens=6,
     max_request_sequences=4,
     max_request_tokens=16,
+    max_request_bytes=4096,
     max_message_bytes=4096,
 )
 Matrix = Sequence[Sequence[int]]
@@ -301,13 +302,13 @@ def test_an_answer_that_would_not_fit_is_refused_before_the_rectangle_is_read(ra
     message = of_shape([4, 4], raw=raw)
     message.outputs.add(name="last_hidden_state")
 
-    assert refusal_of(message, Limits(100, 2, 3, 6, 4, 16, max_message_bytes=1100)) == (
+    assert refusal_of(message, Limits(100, 2, 3, 6, 4, 16, 4096, max_message_bytes=1100)) == (
         "the answer would take 1270 bytes; the limit is 1100; send fewer sequences"
     )
 
 
 def test_a_model_without_token_types_takes_only_zeros() -> None:
-    limits = Limits(100, 0, 3, 6, 4, 16, 4096)
+    limits = Limits(100, 0, 3, 6, 4, 16, 4096, 4096)
     decode(message_of([[1]], types=[[0]]), limits)
 
     assert refusal_of(message_of([[1]], types=[[1]]), limits) == (
@@ -416,9 +417,9 @@ def test_an_answer_repeats_the_id_and_names_model_and_version() -> None:
 def test_an_answer_that_would_not_fit_is_refused_before_it_is_computed() -> None:
     message = message_of([[1, 2], [3, 4]])
     foreseen = (2 + 4) * 3 * 4 + len("call 1") + 1024
-    decode(message, Limits(100, 2, 3, 6, 4, 16, max_message_bytes=foreseen))
+    decode(message, Limits(100, 2, 3, 6, 4, 16, 4096, max_message_bytes=foreseen))
 
-    assert refusal_of(message, Limits(100, 2, 3, 6, 4, 16, max_message_bytes=foreseen - 1)) == (
+    assert refusal_of(message, Limits(100, 2, 3, 6, 4, 16, 4096, max_message_bytes=foreseen - 1)) == (
         f"the answer would take {foreseen} bytes; the limit is {foreseen - 1}; send fewer sequences"
     )
 
@@ -429,3 +430,14 @@ def test_no_answer_is_larger_than_was_foreseen() -> None:
     response = answer(message_of([[1, 2]]), [Encoding(vectors[0], vectors)])
 
     assert response.ByteSize() <= (1 + 2) * 3 * 4 + len("call 1") + 1024
+
+
+def test_a_message_of_many_empty_parts_is_refused_before_they_are_looked_at() -> None:
+    message = ModelInferRequest()
+    for _ in range(4):
+        message.inputs.add()
+    assert refusal_of(message) == "the request has 4 inputs; the limit is 3"
+    message = ModelInferRequest()
+    for number in range(65):
+        message.parameters[str(number)].bool_param = True
+    assert refusal_of(message) == "the request has 65 parameters; the limit is 64"

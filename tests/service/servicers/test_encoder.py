@@ -96,6 +96,7 @@ async def test_get_model_describes_the_model_and_its_limits() -> None:
         max_sequence_tokens=LIMITS.max_sequence_tokens,
         max_request_sequences=LIMITS.max_request_sequences,
         max_request_tokens=LIMITS.max_request_tokens,
+        max_request_bytes=LIMITS.max_request_bytes,
         max_message_bytes=LIMITS.max_message_bytes,
     )
 

@@ -156,7 +156,7 @@ async def test_readiness_of_what_is_not_served_is_an_error(request_: ModelReadyR
 
 
 async def test_a_model_without_token_types_does_not_list_them() -> None:
-    limits = Limits(LIMITS.vocab_size, 0, HIDDEN_SIZE, 16, 8, 64, 4096)
+    limits = Limits(LIMITS.vocab_size, 0, HIDDEN_SIZE, 16, 8, 64, 4096, 4096)
     async with running(fake_repository(fake_model(FakeBatcher(), limits=limits))) as wire:
         metadata = await wire.inference.ModelMetadata(ModelMetadataRequest(name="fake"))
 
