@@ -392,3 +392,18 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BundleError, match="cannot be written to"), new_bundle(tmp_path / "file" / "tiny" / "1"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocab_size", 0), ("max_sequence_tokens", -1), ("pad_token_id", -1), ("golden_tolerance", 2.0)],
+)
+def test_a_manifest_with_a_number_that_no_model_has_is_refused(bundle: Path, name: str, value: float) -> None:
+    edit_manifest(bundle, lambda content: content.update({name: value}))
+    assert f"{MANIFEST} cannot be read" in refusal(bundle)
+    assert name in refusal(bundle)
+
+
+def test_a_manifest_nested_without_end_is_refused(bundle: Path) -> None:
+    (bundle / MANIFEST).write_text("[" * 200_000)
+    assert f"{MANIFEST} cannot be read" in refusal(bundle)
