@@ -10,8 +10,9 @@ models ignore the registry with no more than a warning. So nothing here is trust
 nodes and compares the numbers (graph.py, verify.py).
 
 Packed form. Rows of all sequences stand back to back (T, E). Attention alone needs (B, S, E), so rows are gathered into
-slots on the way in and back on the way out. Unused slots hold some real row: as keys they are masked by `lengths`, as
-queries they are dropped.
+slots on the way in and back on the way out. Unused slots hold a row of their own sequence: as keys they are masked by
+`lengths`, as queries they are dropped. A masked value still counts 0 times, and 0 x NaN is NaN: another sequence's row
+would bring its NaN along.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Checkpoints in Hugging Face and sentence-transformers layout, read from a local directory. Nothing is downloaded.
 
-Whatever would make the answer wrong or run a stranger's code is refused here, before any work is done: a model type
-whose attention has not been proved to go through the seam, `auto_map` (Python files to run), a tokenizer that does not
-fit the embedding, weights that do not fit the configuration (weights.py).
+Whatever would make the answer wrong or run a stranger's code is refused here, before any work is done: `auto_map`
+(Python files to run), a tokenizer that does not fit the embedding, a model type that is not supported (families.py),
+weights that do not fit the configuration (weights.py).
 """
 
 import json
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import AutoTokenizer
 
-from export.attention import ATTENTION, Packing, register_with_transformers
 from export.errors import ExportError
-from export.weights import KeyRules, load_weights
+from export.families import TransformersEncoder, build_model, find_family
+from export.weights import load_weights
 
 # What a client needs to turn text into the ids that this model knows.
 _TOKENIZER_FILES = (
@@ -39,63 +39,34 @@ class Module:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What differs between families of models. `refuse` says what about a config.json is not supported."""
-
-    model_class: type[PreTrainedModel]
-    config_class: type[PreTrainedConfig]
-    keys: KeyRules
-    refuse: Callable[[dict[str, Any]], str | None]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint:
-    """A model with its weights, ready to run, and what its files say about it. `unused_keys` were left aside."""
+class Subject:
+    """What is verified: a reference, and what its inputs may be.
 
-    path: Path
-    family: str
-    encoder: "TransformersEncoder"
-    modules: tuple[Module, ...]
-    hidden_size: int
+    `encoder(token_ids, mask=...)` maps (B, S) to (B, S, E); it takes `token_type_ids` where `type_vocab_size` is not 0.
+    """
+
+    encoder: nn.Module
     num_layers: int
-    num_heads: int
     vocab_size: int
     type_vocab_size: int
     pad_token_id: int
     max_sequence_tokens: int
-    unused_keys: tuple[str, ...]
-    tokenizer_files: tuple[Path, ...]
     tokenize: Callable[[str], list[int]]
 
 
-class TransformersEncoder(nn.Module):
-    """A transformers model behind the calling convention of `export.encoder.Encoder`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint(Subject):
+    """A model with its weights, ready to run, and what its files say about it. `unused_keys` were left aside."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        register_with_transformers()
-        self.model = model
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        position_ids: Tensor | None = None,
-        *,
-        token_type_ids: Tensor | None = None,
-        mask: Tensor | None = None,
-        packing: Packing | None = None,
-    ) -> Tensor:
-        """Packed, (T,) -> (T, E), through the seam; or padded, (B, S) -> (B, S, E), in transformers' own attention."""
-        inputs = {"input_ids": token_ids, "position_ids": position_ids, "token_type_ids": token_type_ids}
-        if packing is None:
-            self.model.set_attn_implementation("eager")
-            padded = self.model(**inputs, attention_mask=None if mask is None else mask.long())
-            return padded.last_hidden_state  # type: ignore[no-any-return]  # transformers returns untyped outputs
-        self.model.set_attn_implementation(ATTENTION)
-        batch_of_one = {name: ids if ids is None else ids.unsqueeze(0) for name, ids in inputs.items()}  # (1, T) each
-        packed = self.model(**batch_of_one, packing=packing)
-        return packed.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]  # as above
+    encoder: TransformersEncoder
+    path: Path
+    family: str
+    modules: tuple[Module, ...]
+    hidden_size: int
+    num_heads: int
+    unused_keys: tuple[str, ...]
+    tokenizer_files: tuple[Path, ...]
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -105,8 +76,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     modules = _read_modules(path)
     directory = next((module.path for module in modules if module.kind == "Transformer"), path)
     content = _read_config(directory)
-    family = _find_family(directory, content)
-    model, config = _build(directory, family, content)
+    family = find_family(directory, content)
+    model, config = build_model(directory, family, content)
     unused_keys = load_weights(directory, model, family.keys)
     encoder = TransformersEncoder(model)
     encoder.eval()
@@ -179,26 +150,6 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return content
 
 
-def _find_family(directory: Path, content: dict[str, Any]) -> Family:
-    model_type = str(content.get("model_type"))
-    if model_type not in FAMILIES:
-        reason = _REFUSED.get(model_type, "no packed form of it has been verified")
-        known = ", ".join(sorted(FAMILIES))
-        raise ExportError(f"{directory}: model_type {model_type!r} is not supported: {reason}; supported: {known}")
-    if problem := FAMILIES[model_type].refuse(content):
-        raise ExportError(f"{directory}: {problem}")
-    return FAMILIES[model_type]
-
-
-def _build(directory: Path, family: Family, content: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedConfig]:
-    try:
-        # Chunks save memory in training, give the same numbers, and fail on lengths that they do not divide.
-        config = family.config_class.from_dict(content | {"chunk_size_feed_forward": 0})
-        return family.model_class(config, add_pooling_layer=False), config
-    except Exception as error:  # transformers has no error of its own for a bad configuration
-        raise ExportError(f"{directory / 'config.json'}: transformers builds no model from it: {error}") from error
-
-
 def _read_limit(directory: Path, num_positions: int) -> int:
     """The longest sequence: the model's positions, or less where sentence-transformers was told so."""
     path = directory / "sentence_bert_config.json"
@@ -225,29 +176,3 @@ def _open_tokenizer(directory: Path, vocab_size: int) -> Callable[[str], list[in
             "use the tokenizer that the model was trained with"
         )
     return lambda text: list(tokenizer.encode(text, verbose=False))
-
-
-def _refuse_bert(content: dict[str, Any]) -> str | None:
-    kind = content.get("position_embedding_type", "absolute")
-    if kind != "absolute":
-        return f"position_embedding_type is {kind!r}, which transformers now ignores; supported: absolute"
-    if content.get("is_decoder") or content.get("add_cross_attention"):
-        return "it is a decoder (is_decoder or add_cross_attention); only encoders are served"
-    return None
-
-
-FAMILIES = {
-    "bert": Family(
-        model_class=BertModel,
-        config_class=BertConfig,
-        keys=KeyRules(
-            prefix="bert.",
-            unused_prefixes=("pooler.", "cls.", "classifier.", "qa_outputs."),
-            buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
-            renames=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
-        ),
-        refuse=_refuse_bert,
-    ),
-}
-_RELATIVE = "its relative position bias is added inside attention, where the fused operator cannot see it"
-_REFUSED = {"mpnet": _RELATIVE, "deberta": _RELATIVE, "deberta-v2": _RELATIVE, "t5": _RELATIVE}

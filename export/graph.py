@@ -12,12 +12,14 @@ tokens in all): 28.6 ms as it is, 28.8 ms with the biases moved, 29.5 ms fused, 
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
+from onnx import numpy_helper
 from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import reshape_reshape_rule
 from torch import Tensor, nn
@@ -112,7 +114,7 @@ def count_fused(path: Path, num_layers: int) -> int:
     """
     model = onnx.load(path, load_external_data=False)
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    counts = Counter((node.domain, node.op_type) for node in nodes)
+    counts = Counter((node.domain, node.op_type) for node in _with_bodies(nodes))
     num_fused, num_softmax = counts[OPERATOR_DOMAIN, OPERATOR], counts["", "Softmax"]
     if num_fused != num_layers or num_softmax:
         raise ExportError(
@@ -120,6 +122,38 @@ def count_fused(path: Path, num_layers: int) -> int:
             "expected one fused node per layer and no Softmax: this model does not do its attention through the seam"
         )
     return num_fused
+
+
+def _with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those in the bodies of If, Loop and Scan."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _with_bodies(body.node)
+
+
+def write_poisoned(path: Path, destination: Path) -> int:
+    """Write a copy of a graph whose token embedding has one more row, of NaN. Returns the token id of that row."""
+    model = onnx.load(path)
+    embedding = _token_embedding(model.graph)
+    table = numpy_helper.to_array(embedding)  # (vocabulary, E)
+    poisoned = np.concatenate([table, np.full_like(table[:1], np.nan)])
+    embedding.CopyFrom(numpy_helper.from_array(poisoned, embedding.name))
+    onnx.save(model, destination, save_as_external_data=True, location=f"{destination.name}.data")
+    return len(table)
+
+
+def _token_embedding(graph: onnx.GraphProto) -> onnx.TensorProto:
+    """What the first Gather takes rows from by token_ids, or by another shape of them."""
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    ids = {"token_ids"}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[1] in ids and node.input[0] in initializers:
+            return initializers[node.input[0]]
+        if node.input and node.input[0] in ids:
+            ids |= set(node.output)
+    raise ExportError("the exported graph looks no token ids up in a table; report it with the checkpoint's name")
 
 
 def _strip_metadata(program: torch.onnx.ONNXProgram) -> None:

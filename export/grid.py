@@ -5,40 +5,20 @@ padding and masks with holes (through position ids), and English text.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 import numpy as np
-from torch import nn
 
-from export.pooling import PoolingChoice
+from export.checkpoint import Subject
 from service.request import Int64Array, TokenSequence
 
 SEED = 20240607
-_LONG_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Subject:
-    """What is verified: a reference, and what its inputs may be.
-
-    `encoder(token_ids, mask=...)` maps (B, S) to (B, S, E); it takes `token_type_ids` where `type_vocab_size` is not 0.
-    """
-
-    encoder: nn.Module
-    pooling: PoolingChoice
-    num_layers: int
-    vocab_size: int
-    type_vocab_size: int
-    pad_token_id: int
-    max_sequence_tokens: int
-    tokenize: Callable[[str], list[int]] | None = None
+_TEXT_TOKENS = 64
 
 
 def make_grid(subject: Subject) -> dict[str, list[TokenSequence]]:
     """The batches to compare on, each of sequences within the model's limit."""
     longest = subject.max_sequence_tokens
-    long = min(longest, _LONG_TOKENS)
     rng = np.random.default_rng(SEED)
     lengths = {
         "one token": [1],
@@ -47,7 +27,7 @@ def make_grid(subject: Subject) -> dict[str, list[TokenSequence]]:
         "ones and twos": [1, 2, 1, 1, 2],
         "primes": [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31],
         "all equal": [16] * 8,
-        "one long, many short": [3, 1, 4, 1, 5, long, 9, 2, 6, 5, 3, 5],
+        "one long, many short": [3, 1, 4, 1, 5, longest, 9, 2, 6, 5, 3, 5],
     }
     grid = {
         name: [_random_sequence(rng, subject, np.arange(min(size, longest))) for size in sizes]
@@ -58,8 +38,7 @@ def make_grid(subject: Subject) -> dict[str, list[TokenSequence]]:
     with_holes = [np.sort(rng.choice(columns, max(1, len(columns) // part), replace=False)) for part in (2, 3, 5, 12)]
     grid["left padded"] = [_random_sequence(rng, subject, positions) for positions in left_padded]
     grid["masks with holes"] = [_random_sequence(rng, subject, positions) for positions in with_holes]
-    if subject.tokenize is not None:
-        grid["English text"] = english_sequences(subject.tokenize, 12, long)
+    grid["English text"] = english_sequences(subject.tokenize, 12, min(longest, _TEXT_TOKENS))
     return grid
 
 

@@ -56,8 +56,11 @@ def _pool_mean(rows: Tensor, packing: Packing) -> Tensor:
 
 
 def _pool_max(rows: Tensor, packing: Packing) -> Tensor:
-    lowest = torch.finfo(rows.dtype).min
-    return packing.pad(rows).masked_fill(~packing.is_real().unsqueeze(-1), lowest).amax(1)
+    is_unused = ~packing.is_real().unsqueeze(-1)  # (B, S, 1)
+    slots = packing.pad(rows)  # (B, S, E)
+    largest = slots.masked_fill(is_unused, torch.finfo(rows.dtype).min).amax(1)
+    # ONNX Runtime's maximum passes over a NaN, and the answer would look good. The sum does not; 0 x NaN is NaN.
+    return largest + 0.0 * slots.masked_fill(is_unused, 0.0).sum(1)
 
 
 def _pool_cls(rows: Tensor, packing: Packing) -> Tensor:
@@ -71,21 +74,32 @@ def _pool_last(rows: Tensor, packing: Packing) -> Tensor:
 _POOL = {"mean": _pool_mean, "max": _pool_max, "cls": _pool_cls, "last": _pool_last}
 
 
-def choose_pooling(checkpoint: Checkpoint, asked: Pooling | None) -> PoolingChoice:
+def choose_pooling(
+    checkpoint: Checkpoint, asked_mode: Pooling | None = None, asked_normalize: bool | None = None
+) -> PoolingChoice:
     """What the checkpoint declares, or what the user asked for where it declares nothing. Raises `ExportError`."""
-    declared = _read_pooling(checkpoint)
-    if declared is None:
-        if asked is None:
-            raise ExportError(f"{checkpoint.path}: it does not say how to pool; give --pooling {'|'.join(POOLINGS)}")
-        return PoolingChoice(asked, _is_normalized(checkpoint))
-    if asked not in (None, declared):
+    mode, normalize = _read_pooling(checkpoint), _read_normalize(checkpoint)
+    if None not in (mode, asked_mode) and mode != asked_mode:
+        raise _contradiction(checkpoint, f"--pooling {asked_mode}", f"pools by {mode}")
+    if None not in (normalize, asked_normalize) and normalize != asked_normalize:
+        says = "normalizes" if normalize else "does not normalize"
+        raise _contradiction(checkpoint, "--normalize" if asked_normalize else "--no-normalize", says)
+    mode, normalize = mode or asked_mode, asked_normalize if normalize is None else normalize
+    if mode is None or normalize is None:
         raise ExportError(
-            f"{checkpoint.path}: --pooling {asked} contradicts the checkpoint, which pools by {declared}; leave it out"
+            f"{checkpoint.path}: it does not say how to make one vector of a sequence's; "
+            f"give --pooling {'|'.join(POOLINGS)} and --normalize or --no-normalize"
         )
-    return PoolingChoice(declared, _is_normalized(checkpoint))
+    return PoolingChoice(mode, normalize)
 
 
-def _is_normalized(checkpoint: Checkpoint) -> bool:
+def _contradiction(checkpoint: Checkpoint, option: str, says: str) -> ExportError:
+    return ExportError(f"{checkpoint.path}: {option} contradicts the checkpoint, which {says}; leave it out")
+
+
+def _read_normalize(checkpoint: Checkpoint) -> bool | None:
+    if not checkpoint.modules:
+        return None
     return any(module.kind == "Normalize" for module in checkpoint.modules)
 
 

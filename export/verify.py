@@ -4,8 +4,8 @@ The reference shares nothing with what it judges: transformers' own eager attent
 pooling written out again below, per sequence. It is compared through the very engine that will serve, on grid.py's
 batches.
 
-Besides parity: a sequence's answer must not depend on its batch mates, and what stands in unused slots must not
-change a bit of the answer.
+Besides parity: a sequence's answer must not depend on its batch mates, what stands in unused slots must not change a
+bit of the answer, and neither must a batch mate that is NaN from its embedding on.
 """
 
 import dataclasses
@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime as ort
 import torch
+from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
+from export.checkpoint import Subject
 from export.errors import ExportError
-from export.graph import OPSET, check_graph, count_fused
-from export.grid import SEED, Subject, make_grid
+from export.graph import OPSET, check_graph, count_fused, write_poisoned
+from export.grid import SEED, make_grid
 from export.pooling import PoolingChoice
 from service.bundle import GraphFacts
-from service.engine import Engine
+from service.engine import Engine, write_optimized
 from service.packing import PackedBatch, pack
 from service.request import Float32Array, TokenSequence
 
@@ -90,31 +91,49 @@ class ParityReport:
         return table
 
 
-def verify(subject: Subject, graph: Path) -> ParityReport:
+def verify(subject: Subject, pooling: PoolingChoice, graph: Path) -> ParityReport:
     """Hold the graph file against its reference. Raises `ExportError` that names the worst case."""
-    facts = verify_fusion(graph, num_layers=subject.num_layers, has_token_types=subject.type_vocab_size > 0)
-    engine = Engine(graph, has_token_types=subject.type_vocab_size > 0)
+    has_token_types = subject.type_vocab_size > 0
+    facts = verify_fusion(graph, num_layers=subject.num_layers, has_token_types=has_token_types)
+    engine = Engine(graph, has_token_types=has_token_types)
     grid = make_grid(subject)
-    report = ParityReport(tuple(_compare(name, subject, engine, batch) for name, batch in grid.items()), facts)
+    report = ParityReport(tuple(_compare(name, subject, pooling, engine, batch) for name, batch in grid.items()), facts)
     _check(report)
-    _check_unused_slots(engine, pack(grid["one long, many short"]))
+    uneven = pack(grid["one long, many short"])
+    _check_unused_slots(engine, uneven)
+    verify_isolation(graph, uneven, has_token_types=has_token_types)
     return report
 
 
 def verify_fusion(graph: Path, *, num_layers: int, has_token_types: bool) -> GraphFacts:
-    """Count fused nodes in the file and again in what ONNX Runtime makes of it. Raises `ExportError`."""
+    """Count fused nodes in the file and again in what the engine makes of it. Raises `ExportError`."""
     num_fused = check_graph(graph, num_layers=num_layers, has_token_types=has_token_types)
     with tempfile.TemporaryDirectory(prefix="mhsa-export-") as directory:
         optimized = Path(directory) / "optimized.onnx"
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.optimized_model_filepath = str(optimized)
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        write_optimized(graph, optimized)
         return GraphFacts(OPSET, num_fused, count_fused(optimized, num_layers))
 
 
-def reference_answer(subject: Subject, sequences: Sequence[TokenSequence]) -> Answer:
+def verify_isolation(graph: Path, batch: PackedBatch, *, has_token_types: bool) -> None:
+    """Make every other sequence NaN from its embedding on: it must show in their answers, and in no other's.
+
+    The others' must be the same to the bit. Raises `ExportError`.
+    """
+    is_odd = np.arange(batch.num_sequences) % 2 == 1  # (B,)
+    with tempfile.TemporaryDirectory(prefix="mhsa-export-") as directory:
+        poisoned = Path(directory) / "poisoned.onnx"
+        nan_id = write_poisoned(graph, poisoned)
+        engine = Engine(poisoned, has_token_types=has_token_types)
+        expected = _run(engine, batch)
+        for is_ill in (~is_odd, is_odd):
+            is_ill_row = np.repeat(is_ill, batch.lengths)  # (T,)
+            token_ids = np.where(is_ill_row, nan_id, batch.token_ids)
+            found = _run(engine, dataclasses.replace(batch, token_ids=token_ids))
+            _check_isolation("token", found.tokens, expected.tokens, is_ill_row)
+            _check_isolation("pooled", found.pooled, expected.pooled, is_ill)
+
+
+def reference_answer(subject: Subject, pooling: PoolingChoice, sequences: Sequence[TokenSequence]) -> Answer:
     """PyTorch's answer: each token in the column that its position names, a mask, eager attention."""
     width = 1 + max(int(sequence.position_ids.max()) for sequence in sequences)
     shape = (len(sequences), width)
@@ -129,7 +148,7 @@ def reference_answer(subject: Subject, sequences: Sequence[TokenSequence]) -> An
     with torch.no_grad():
         hidden = subject.encoder(ids, mask=mask, **keywords).numpy()  # (B, S, E)
     rows = [hidden[row, sequence.position_ids] for row, sequence in enumerate(sequences)]
-    return Answer(np.concatenate(rows), np.stack([_pool(row, subject.pooling) for row in rows]))
+    return Answer(np.concatenate(rows), np.stack([_pool(row, pooling) for row in rows]))
 
 
 def _pool(rows: Float32Array, pooling: PoolingChoice) -> Float32Array:
@@ -138,9 +157,11 @@ def _pool(rows: Float32Array, pooling: PoolingChoice) -> Float32Array:
     return pooled / max(np.linalg.norm(pooled), np.float32(1e-12)) if pooling.normalize else pooled
 
 
-def _compare(name: str, subject: Subject, engine: Engine, sequences: list[TokenSequence]) -> CaseParity:
+def _compare(
+    name: str, subject: Subject, pooling: PoolingChoice, engine: Engine, sequences: list[TokenSequence]
+) -> CaseParity:
     batch = pack(sequences)
-    expected, found = reference_answer(subject, sequences), _run(engine, batch)
+    expected, found = reference_answer(subject, pooling, sequences), _run(engine, batch)
     alone = [_run(engine, pack([sequence])) for sequence in sequences] if len(sequences) > 1 else [found]
     return CaseParity(
         name,
@@ -211,3 +232,14 @@ def _check_unused_slots(engine: Engine, batch: PackedBatch) -> None:
     if not (np.array_equal(found.tokens, expected.tokens) and np.array_equal(found.pooled, expected.pooled)):
         error = max(_error(found.tokens, expected.tokens), _error(found.pooled, expected.pooled))
         raise ExportError(f"what stands in unused slots changes the answer, by up to {error:.2e}; the limit is 0")
+
+
+def _check_isolation(kind: str, found: Float32Array, expected: Float32Array, is_ill: NDArray[np.bool]) -> None:
+    if not np.array_equal(found[~is_ill], expected[~is_ill]):
+        error = _error(found[~is_ill], expected[~is_ill])
+        raise ExportError(
+            f"a sequence that is NaN changes {kind} vectors of its batch mates, by up to {error:.2e}; the limit is 0"
+        )
+    # The server tells a failed sequence by numbers that are not finite.
+    if np.isfinite(found[is_ill]).all(-1).any():
+        raise ExportError(f"a sequence that is NaN has {kind} vectors that are not")

@@ -53,8 +53,9 @@ def load_weights(directory: Path, model: nn.Module, rules: KeyRules) -> tuple[st
     """Give the model its weights, in float32; returns the keys that were left aside. Raises `ExportError`."""
     expected = model.state_dict()
     found: dict[str, Tensor] = {}
-    unused, problems = [], []
-    for name, tensor in _read_tensors(directory).items():
+    unused: list[str] = []
+    tensors, problems = _read_tensors(directory)
+    for name, tensor in tensors.items():
         key = rules.current_key(name)
         if key in found:
             problems.append(f"{name} repeats {key}")
@@ -68,7 +69,7 @@ def load_weights(directory: Path, model: nn.Module, rules: KeyRules) -> tuple[st
     problems += [f"{key} is missing" for key in expected.keys() - found.keys()]
     if problems:
         raise ExportError(
-            f"{directory}: {len(problems)} of its weights do not fit config.json: {'; '.join(sorted(problems))}. "
+            f"{directory}: {len(problems)} problems with its weights: {'; '.join(sorted(problems))}. "
             "Use a whole checkpoint of the family that config.json names"
         )
     model.load_state_dict({key: tensor.float() for key, tensor in found.items()})
@@ -84,19 +85,27 @@ def _tensor_problems(name: str, tensor: Tensor, expected: Tensor) -> Iterable[st
         yield f"{name} has {num_bad} values that are NaN or infinite"
 
 
-def _read_tensors(directory: Path) -> dict[str, Tensor]:
+def _read_tensors(directory: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of all files; and where a key is in two of them, or not in the one that the index names."""
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(directory):
+    problems = []
+    for file, promised in _weight_files(directory).items():
         try:
-            tensors |= safetensors.torch.load_file(file)
+            found = safetensors.torch.load_file(file)
         except (OSError, SafetensorError) as error:
             raise ExportError(f"{file}: not a readable safetensors file ({error}); fetch it again") from None
-    return tensors
+        problems += [f"{key} is in {file.name} and in another file" for key in found.keys() & tensors.keys()]
+        if promised is not None:
+            problems += [f"{key} is not in {file.name}, where {_INDEX} has it" for key in promised - found.keys()]
+            problems += [f"{key} is in {file.name}, where {_INDEX} does not have it" for key in found.keys() - promised]
+        tensors |= found
+    return tensors, problems
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def _weight_files(directory: Path) -> dict[Path, set[str] | None]:
+    """The files, each with the keys that the index promises in it; None where there is no index."""
     if (directory / _WHOLE).is_file():
-        return [directory / _WHOLE]
+        return {directory / _WHOLE: None}
     if (directory / _INDEX).is_file():
         return _shards(directory / _INDEX)
     if pickles := sorted(file.name for suffix in ("*.bin", "*.pt", "*.pth") for file in directory.glob(suffix)):
@@ -107,11 +116,13 @@ def _weight_files(directory: Path) -> list[Path]:
     raise ExportError(f"{directory}: neither {_WHOLE} nor {_INDEX}; give a directory with the whole checkpoint")
 
 
-def _shards(index: Path) -> list[Path]:
+def _shards(index: Path) -> dict[Path, set[str] | None]:
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        weight_map = json.loads(index.read_bytes())["weight_map"].items()
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ExportError(f"{index}: no weight_map from keys to files in it; fetch the checkpoint again") from None
-    if strange := [name for name in names if Path(name).name != name]:
-        raise ExportError(f"{index}: shard {strange[0]!r} is not a plain file name; fetch the checkpoint again")
-    return [index.parent / name for name in names]
+    for _, name in weight_map:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ExportError(f"{index}: shard {name!r} is not a plain file name; fetch the checkpoint again")
+    names = sorted({name for _, name in weight_map})
+    return {index.parent / shard: {key for key, name in weight_map if name == shard} for shard in names}

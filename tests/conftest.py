@@ -27,7 +27,7 @@ def minilm_checkpoint() -> Path:
 @pytest.fixture(scope="session")
 def minilm_bundle(minilm_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """.../models/all-MiniLM-L6-v2/1"""
-    from export.__main__ import export_checkpoint
+    from export.steps import export_checkpoint
 
     output = tmp_path_factory.mktemp("minilm") / "models"
     return export_checkpoint(minilm_checkpoint, output, name="all-MiniLM-L6-v2")[0]
@@ -58,9 +58,10 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """.../models/tiny/1, mean pooling, not normalized."""
-    from export.__main__ import export_checkpoint
+    from export.steps import export_checkpoint
 
-    return export_checkpoint(tiny_checkpoint, tmp_path_factory.mktemp("tiny") / "models", pooling="mean")[0]
+    output = tmp_path_factory.mktemp("tiny") / "models"
+    return export_checkpoint(tiny_checkpoint, output, pooling="mean", normalize=False)[0]
 
 
 def _write_tokenizer(path: Path) -> None:

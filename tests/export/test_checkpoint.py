@@ -5,9 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from export.checkpoint import read_checkpoint
 from export.errors import ExportError
@@ -54,18 +52,6 @@ def test_the_tokenizer_makes_the_models_ids(minilm_checkpoint: Path) -> None:
     assert read_checkpoint(minilm_checkpoint).tokenize("hello world") == [101, 7592, 2088, 102]
 
 
-def test_it_answers_as_transformers_own_loader_does(tiny_checkpoint: Path) -> None:
-    from transformers import BertModel
-
-    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 200, (2, 9)))
-    theirs = BertModel.from_pretrained(tiny_checkpoint, attn_implementation="eager")
-    with torch.no_grad():
-        expected = theirs(ids).last_hidden_state
-        found = read_checkpoint(tiny_checkpoint).encoder(ids, mask=torch.ones(2, 9, dtype=torch.bool))
-
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize(("max_seq_length", "expected"), [(16, 16), (1000, 64), (None, 64)])
 def test_the_limit_is_the_smaller_of_positions_and_max_seq_length(
     checkpoint: Path, max_seq_length: int | None, expected: int
@@ -103,20 +89,6 @@ def test_a_config_that_is_no_object_is_refused(checkpoint: Path) -> None:
     assert "config.json: not a JSON object" in _refusal(checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [
-        ("mpnet", "its relative position bias is added inside attention"),
-        ("llama", "no packed form of it has been verified"),
-    ],
-)
-def test_other_model_types_are_refused_by_name(checkpoint: Path, model_type: str, reason: str) -> None:
-    _edit(checkpoint / "config.json", model_type=model_type)
-
-    assert f"model_type '{model_type}' is not supported: {reason}" in _refusal(checkpoint)
-    assert "supported: bert" in _refusal(checkpoint)
-
-
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_remote_code_is_refused(checkpoint: Path, file: str) -> None:
     _edit(checkpoint / file, auto_map={"AutoModel": "modeling.Evil"})
@@ -124,39 +96,11 @@ def test_remote_code_is_refused(checkpoint: Path, file: str) -> None:
     assert "auto_map, which names Python files to run" in _refusal(checkpoint)
 
 
-def test_relative_positions_are_refused(checkpoint: Path) -> None:
-    _edit(checkpoint / "config.json", position_embedding_type="relative_key")
-
-    assert "position_embedding_type is 'relative_key'" in _refusal(checkpoint)
-
-
-def test_a_decoder_is_refused(checkpoint: Path) -> None:
-    _edit(checkpoint / "config.json", is_decoder=True)
-
-    assert "it is a decoder" in _refusal(checkpoint)
-
-
-def test_a_configuration_that_builds_no_model_is_refused(checkpoint: Path) -> None:
-    _edit(checkpoint / "config.json", num_attention_heads=5)
-
-    refusal = _refusal(checkpoint)
-    assert "transformers builds no model from it" in refusal
-    assert "32" in refusal
-
-
-def test_feed_forward_chunks_are_put_together(checkpoint: Path) -> None:
-    _edit(checkpoint / "config.json", chunk_size_feed_forward=16)
-
-    found = read_checkpoint(checkpoint).encoder(torch.zeros(1, 9, dtype=torch.long))
-
-    assert found.shape == (1, 9, 32)
-
-
 def test_weights_of_another_size_are_refused_with_their_names(checkpoint: Path) -> None:
     _edit(checkpoint / "config.json", num_hidden_layers=1)
 
     refusal = _refusal(checkpoint)
-    assert "16 of its weights do not fit config.json" in refusal
+    assert "16 problems with its weights" in refusal
     assert "encoder.layer.1.attention.self.query.weight is unknown" in refusal
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from export.attention import Packing
+from export.checkpoint import Subject
 from export.encoder import (
     Activation,
     Encoder,
@@ -20,7 +21,6 @@ from export.encoder import (
     SinusoidalPositions,
 )
 from export.graph import PackedModel, export_graph
-from export.grid import Subject
 from export.pooling import PoolingChoice
 from export.verify import verify
 from service.packing import PackedBatch
@@ -275,13 +275,14 @@ def _verify_exported(encoder: nn.Module, num_layers: int, graph: Path) -> None:
     report = verify(
         Subject(
             encoder=encoder,
-            pooling=pooling,
             num_layers=num_layers,
             vocab_size=50,
             type_vocab_size=0,
             pad_token_id=0,
             max_sequence_tokens=32,
+            tokenize=lambda text: [ord(character) % 50 for character in text],
         ),
+        pooling,
         graph,
     )
     assert report.graph.optimized_attention_nodes == num_layers

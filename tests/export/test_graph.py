@@ -9,11 +9,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from onnx import helper
 from torch import Tensor, nn
 
 from export.attention import Packing, attend
 from export.errors import ExportError
-from export.graph import PackedModel, check_graph, count_fused, export_graph
+from export.graph import PackedModel, check_graph, count_fused, export_graph, write_poisoned
 from export.pooling import POOLINGS, PoolingChoice
 from service.bundle import Pooling
 from service.packing import PackedBatch, pack
@@ -48,6 +49,25 @@ class OneAttention(nn.Module):
     def expected(self, sequence: TokenSequence) -> np.ndarray[Any, Any]:
         rows = self.embedding.weight.detach().numpy()[sequence.token_ids]
         return reference.attention(rows * self.sharpness, rows, rows, HEADS, is_causal=self.is_causal)
+
+
+class Lookup(nn.Module):
+    """An embedding and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH)
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor, *, packing: Packing) -> Tensor:
+        rows: Tensor = self.embedding(token_ids)
+        return rows
+
+
+class Constant(nn.Module):
+    """The same rows whatever the ids are."""
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor, *, packing: Packing) -> Tensor:
+        return position_ids.unsqueeze(1).float().expand(-1, WIDTH)
 
 
 class OwnSoftmax(nn.Module):
@@ -133,6 +153,19 @@ def test_every_pooling_is_exported(tmp_path: Path, mode: Pooling) -> None:
     np.testing.assert_allclose(pooled, expected, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("mode", ["mean", "max"])
+def test_one_row_that_is_not_finite_shows_in_the_pooled_vector(tmp_path: Path, mode: Pooling) -> None:
+    encoder = Lookup()
+    nn.init.constant_(encoder.embedding.weight[7], float("nan"))
+    _, batch = _random_batch(5, 3)
+    batch.token_ids[:] = [1, 2, 7, 3, 4, 5, 6, 8]
+
+    _, pooled = _run(_export(tmp_path, encoder, mode), batch)
+
+    assert np.isnan(pooled[0]).all()
+    assert np.isfinite(pooled[1]).all()
+
+
 def test_causal_attention_is_exported(tmp_path: Path) -> None:
     sequences, batch = _random_batch(5, 1, 7)
 
@@ -204,6 +237,37 @@ def test_attention_outside_the_seam_is_refused(tmp_path: Path) -> None:
 def test_a_layer_too_few_is_refused(attention_graph: Path) -> None:
     with pytest.raises(ExportError, match="1 fused attention nodes and 0 Softmax for 2 layers"):
         count_fused(attention_graph, num_layers=2)
+
+
+def test_attention_in_the_body_of_another_node_is_refused(attention_graph: Path, tmp_path: Path) -> None:
+    model = onnx.load(attention_graph)
+    softmax = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "inner", [], [])
+    loop = helper.make_graph([helper.make_node("Loop", ["", "go"], ["y"], body=softmax)], "outer", [], [])
+    empty = helper.make_graph([], "empty", [], [])
+    model.graph.node.append(helper.make_node("If", ["go"], ["y"], then_branch=empty, else_branch=loop))
+    onnx.save(model, tmp_path / "model.onnx")
+
+    with pytest.raises(ExportError, match="1 fused attention nodes and 1 Softmax for 1 layers"):
+        count_fused(tmp_path / "model.onnx", num_layers=1)
+
+
+def test_a_poisoned_copy_has_one_more_token_id_which_is_nan(tiny_bundle: Path, tmp_path: Path) -> None:
+    _, batch = _random_batch(3, 2)
+    expected, _ = _run(tiny_bundle / "model.onnx", batch)
+
+    token_id = write_poisoned(tiny_bundle / "model.onnx", tmp_path / "model.onnx")
+
+    assert token_id == 200
+    assert np.array_equal(_run(tmp_path / "model.onnx", batch)[0], expected)
+    batch.token_ids[1] = token_id
+    found, _ = _run(tmp_path / "model.onnx", batch)
+    assert np.isnan(found[:3]).all()
+    assert np.array_equal(found[3:], expected[3:])
+
+
+def test_a_graph_without_a_table_of_tokens_cannot_be_poisoned(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="looks no token ids up"):
+        write_poisoned(_export(tmp_path, Constant()), tmp_path / "poisoned.onnx")
 
 
 @pytest.mark.parametrize("name", ["pad_index", "token_embeddings"])

@@ -37,7 +37,7 @@ def test_pooling_is_the_formula(packing: Packing, mode: Pooling, normalize: bool
     expected = [reference.pool(part.numpy(), mode) for part in _parts(packing, rows)]
     if normalize:
         expected = [reference.normalize(vector) for vector in expected]
-    # float32 sums of at most 11 numbers of order 1.
+    # A sum of 11 float32 numbers of order 1 is off by a few roundings of 6e-8 each; another row is off by 0.1.
     np.testing.assert_allclose(pooled, np.stack(expected), atol=1e-6)
 
 
@@ -59,9 +59,10 @@ def test_what_stands_in_unused_slots_does_not_matter(packing: Packing, mode: Poo
 @pytest.mark.parametrize("mode", POOLINGS)
 def test_a_sequence_that_is_not_finite_harms_no_other(packing: Packing, mode: Pooling) -> None:
     rows = _rows(packing)
-    rows[0:5] = float("nan")  # the first sequence; row 0 stands in every unused slot
+    rows[0:5] = float("nan")  # the first sequence
+    worst = dataclasses.replace(packing, pad_index=packing.pad_index.masked_fill(~packing.is_real(), 0))
 
-    pooled = pool(rows, packing, PoolingChoice(mode, normalize=True))
+    pooled = pool(rows, worst, PoolingChoice(mode, normalize=True))
 
     assert torch.isnan(pooled[0]).all()
     assert torch.isfinite(pooled[1:]).all()
@@ -79,9 +80,9 @@ class TestTheChoice:
         (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | config))
         return read_checkpoint(path)
 
-    def _refusal(self, checkpoint: Checkpoint, asked: Pooling | None = None) -> str:
+    def _refusal(self, checkpoint: Checkpoint, mode: Pooling | None = None, normalize: bool | None = None) -> str:
         with pytest.raises(ExportError) as refusal:
-            choose_pooling(checkpoint, asked)
+            choose_pooling(checkpoint, mode, normalize)
         return str(refusal.value)
 
     @pytest.mark.parametrize(
@@ -113,20 +114,42 @@ class TestTheChoice:
     def test_asking_for_what_is_declared_is_fine(self, checkpoint: Path) -> None:
         found = self._read(checkpoint, "Transformer", "Pooling", pooling_mode_cls_token=True)
 
-        assert choose_pooling(found, "cls").mode == "cls"
+        assert choose_pooling(found, "cls", False) == PoolingChoice("cls", normalize=False)
 
     def test_asking_for_something_else_is_refused(self, checkpoint: Path) -> None:
         found = self._read(checkpoint, "Transformer", "Pooling", pooling_mode_cls_token=True)
 
         assert "--pooling mean contradicts the checkpoint, which pools by cls" in self._refusal(found, "mean")
 
-    def test_silence_is_refused_not_guessed(self, tiny_checkpoint: Path) -> None:
-        refusal = self._refusal(read_checkpoint(tiny_checkpoint))
+    def test_asking_for_another_normalization_is_refused(self, checkpoint: Path) -> None:
+        found = self._read(checkpoint, "Transformer", "Pooling", pooling_mode_cls_token=True)
 
-        assert refusal.endswith("it does not say how to pool; give --pooling mean|cls|last|max")
+        assert "--normalize contradicts the checkpoint, which does not normalize" in self._refusal(found, None, True)
 
-    def test_where_the_checkpoint_is_silent_the_user_decides(self, tiny_checkpoint: Path) -> None:
-        assert choose_pooling(read_checkpoint(tiny_checkpoint), "last") == PoolingChoice("last", normalize=False)
+    def test_asking_not_to_normalize_what_is_normalized_is_refused(self, minilm_checkpoint: Path) -> None:
+        found = read_checkpoint(minilm_checkpoint)
+
+        assert "--no-normalize contradicts the checkpoint, which normalizes" in self._refusal(found, "mean", False)
+
+    @pytest.mark.parametrize(("mode", "normalize"), [(None, None), ("mean", None), (None, True)])
+    def test_silence_is_refused_not_guessed(
+        self, tiny_checkpoint: Path, mode: Pooling | None, normalize: bool | None
+    ) -> None:
+        refusal = self._refusal(read_checkpoint(tiny_checkpoint), mode, normalize)
+
+        assert refusal.endswith("give --pooling mean|cls|last|max and --normalize or --no-normalize")
+
+    @pytest.mark.parametrize("normalize", [False, True])
+    def test_where_the_checkpoint_is_silent_the_user_decides(self, tiny_checkpoint: Path, normalize: bool) -> None:
+        found = read_checkpoint(tiny_checkpoint)
+
+        assert choose_pooling(found, "last", normalize) == PoolingChoice("last", normalize)
+
+    def test_modules_without_pooling_say_only_whether_to_normalize(self, checkpoint: Path) -> None:
+        found = self._read(checkpoint, "Transformer", "Normalize")
+
+        assert choose_pooling(found, "mean") == PoolingChoice("mean", normalize=True)
+        assert "--no-normalize contradicts" in self._refusal(found, "mean", False)
 
     @pytest.mark.parametrize(
         ("flags", "named"),

@@ -73,7 +73,7 @@ def test_other_floats_become_float32(tmp_path: Path, dtype: torch.dtype) -> None
 def test_every_problem_is_listed(tmp_path: Path) -> None:
     refusal = _refusal(tmp_path, {"weight": torch.zeros(2, 2), "scale": torch.zeros(1), "gate": torch.zeros(1)})
 
-    assert "4 of its weights do not fit config.json" in refusal
+    assert "4 problems with its weights" in refusal
     assert "bias is missing" in refusal
     assert "gate is unknown; scale is unknown; weight has shape (2, 2), expected (3, 2)" in refusal
 
@@ -154,4 +154,35 @@ class TestShards:
         self._write(tmp_path, None)
 
         with pytest.raises(ExportError, match="no weight_map"):
+            load_weights(tmp_path, nn.Linear(2, 3), RULES)
+
+    def test_a_file_name_that_is_no_text_is_refused(self, tmp_path: Path) -> None:
+        self._write(tmp_path, {"weight": "weight.safetensors", "bias": 5})
+
+        with pytest.raises(ExportError, match="shard 5 is not a plain file name"):
+            load_weights(tmp_path, nn.Linear(2, 3), RULES)
+
+    def test_a_key_in_two_of_them_is_refused(self, tmp_path: Path) -> None:
+        self._write(tmp_path, {"weight": "weight.safetensors", "bias": "bias.safetensors"})
+        save_file(_weights(), tmp_path / "bias.safetensors")
+
+        with pytest.raises(ExportError, match=r"weight is in weight.safetensors and in another file"):
+            load_weights(tmp_path, nn.Linear(2, 3), RULES)
+
+    def test_a_key_that_is_not_where_the_index_has_it_is_refused(self, tmp_path: Path) -> None:
+        self._write(tmp_path, {"weight": "bias.safetensors", "bias": "weight.safetensors"})
+
+        with pytest.raises(ExportError, match="4 problems with its weights") as refusal:
+            load_weights(tmp_path, nn.Linear(2, 3), RULES)
+
+        assert "bias is not in weight.safetensors, where model.safetensors.index.json has it" in str(refusal.value)
+        assert "bias is in bias.safetensors, where model.safetensors.index.json does not have it" in str(refusal.value)
+
+    def test_a_key_that_the_index_does_not_name_is_refused(self, tmp_path: Path) -> None:
+        self._write(tmp_path, {"weight": "weight.safetensors", "bias": "bias.safetensors"})
+        save_file({"bias": torch.zeros(3), "head.bias": torch.zeros(1)}, tmp_path / "bias.safetensors")
+
+        with pytest.raises(
+            ExportError, match=r"1 problems.* head.bias is in bias.safetensors, where .* does not have it"
+        ):
             load_weights(tmp_path, nn.Linear(2, 3), RULES)

@@ -1,0 +1,154 @@
+"""The steps of an export, a line each. The bundle appears only when all of them are done."""
+
+import dataclasses
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from export.checkpoint import Checkpoint, read_checkpoint
+from export.errors import ExportError
+from export.graph import PackedModel, export_graph
+from export.grid import english_sequences
+from export.pooling import PoolingChoice, choose_pooling
+from export.verify import ParityReport, reference_answer, verify
+from service.bundle import (
+    GOLDEN,
+    GRAPH,
+    PARITY,
+    TOKENIZER,
+    VERSION,
+    Golden,
+    Manifest,
+    Pooling,
+    new_bundle,
+    write_golden,
+    write_manifest,
+)
+from service.request import TokenSequence
+
+# The gate on the exporting machine is 1e-5, of which rounding takes up to 7e-6. Another CPU or a GPU has other kernels,
+# whose rounding comes on top, and a good model must not be refused there. Faults are far larger: TF32, a wrong mask or
+# another weight are off by 1e-3 and more.
+GOLDEN_TOLERANCE = 1e-4
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+
+
+class Steps:
+    """Prints one line per step, with the seconds it took."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[list[str]]:
+        """Yields a list; what the step appends to it is printed behind its name."""
+        details: list[str] = []
+        started = time.perf_counter()
+        with self._console.status(f"{name} ..."):
+            yield details
+        seconds = time.perf_counter() - started
+        self._console.print(f"{seconds:6.1f} s  {name}: {'; '.join(details)}", highlight=False, soft_wrap=True)
+
+
+def export_checkpoint(
+    checkpoint_path: Path,
+    output: Path,
+    *,
+    name: str | None = None,
+    version: str = "1",
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    force: bool = False,
+    console: Console | None = None,
+) -> tuple[Path, ParityReport]:
+    """Write <output>/<name>/<version>/; returns that path. Raises `ExportError` or `StartupError`."""
+    name = checkpoint_path.resolve().name if name is None else name
+    _require_safe(name, version)
+    steps = Steps(console or Console(quiet=True))
+    destination = output / name / version
+    with new_bundle(destination, force=force) as directory:
+        with steps.step("read checkpoint") as details:
+            checkpoint = read_checkpoint(checkpoint_path)
+            choice = choose_pooling(checkpoint, pooling, normalize)
+            details += _describe(checkpoint, choice)
+        with steps.step("export graph") as details:
+            model = PackedModel(checkpoint.encoder, choice, has_token_types=checkpoint.type_vocab_size > 0)
+            export_graph(model, directory / GRAPH)
+            details.append(f"{sum(file.stat().st_size for file in directory.iterdir()) / 2**20:.1f} MiB")
+        with steps.step("verify against PyTorch") as details:
+            report = verify(checkpoint, choice, directory / GRAPH)
+            details.append(f"{report.graph.fused_attention_nodes} fused attention nodes, {len(report.cases)} batches")
+        with steps.step("write bundle") as details:
+            digest = _write_rest(directory, name, checkpoint, choice, report)
+            details.append(f"sha256 {digest}")
+    return destination, report
+
+
+def _require_safe(name: str, version: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ExportError(f"name {name!r} is not letters, digits, '.', '_' and '-' (at most 128); give another --name")
+    if not VERSION.fullmatch(version):
+        raise ExportError(f"version {version!r} is not a whole number of at least 1; give another --version")
+
+
+def _describe(checkpoint: Checkpoint, choice: PoolingChoice) -> list[str]:
+    details = [
+        f"{checkpoint.family}, {checkpoint.num_layers} layers, hidden size {checkpoint.hidden_size}",
+        f"at most {checkpoint.max_sequence_tokens} tokens",
+        f"{choice.mode} pooling, {'normalized' if choice.normalize else 'not normalized'}",
+    ]
+    return details + ([f"left aside: {', '.join(checkpoint.unused_keys)}"] if checkpoint.unused_keys else [])
+
+
+def _write_rest(directory: Path, name: str, checkpoint: Checkpoint, choice: PoolingChoice, report: ParityReport) -> str:
+    (directory / PARITY).write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+    (directory / TOKENIZER).mkdir()
+    for file in checkpoint.tokenizer_files:
+        shutil.copyfile(file, directory / TOKENIZER / file.name)
+    write_golden(directory / GOLDEN, _make_golden(checkpoint, choice))
+    return write_manifest(directory, _make_manifest(name, checkpoint, choice, report))
+
+
+def _make_golden(checkpoint: Checkpoint, choice: PoolingChoice) -> Golden:
+    """Eight ragged sequences, one token and the longest among them, with PyTorch's outputs."""
+    rng = np.random.default_rng(0)
+    lengths = [min(size, checkpoint.max_sequence_tokens) for size in (1, 2, 17, checkpoint.max_sequence_tokens)]
+    columns = [np.arange(size) for size in lengths]
+    sequences = [
+        TokenSequence(rng.integers(0, checkpoint.vocab_size, len(row)), row, np.zeros(len(row), np.int64))
+        for row in columns
+    ]
+    sequences += english_sequences(checkpoint.tokenize, 4, min(64, checkpoint.max_sequence_tokens))
+    answer = reference_answer(checkpoint, choice, sequences)
+    return Golden(tuple(sequences), answer.tokens, answer.pooled)
+
+
+def _make_manifest(name: str, checkpoint: Checkpoint, choice: PoolingChoice, report: ParityReport) -> Manifest:
+    return Manifest(
+        name=name,
+        family=checkpoint.family,
+        hidden_size=checkpoint.hidden_size,
+        num_layers=checkpoint.num_layers,
+        num_heads=checkpoint.num_heads,
+        vocab_size=checkpoint.vocab_size,
+        type_vocab_size=checkpoint.type_vocab_size,
+        pad_token_id=checkpoint.pad_token_id,
+        max_sequence_tokens=checkpoint.max_sequence_tokens,
+        pooling=choice.mode,
+        normalize=choice.normalize,
+        precision="fp32",
+        golden_tolerance=GOLDEN_TOLERANCE,
+        graph=report.graph,
+        # Asked of the modules: onnxruntime is installed under several names.
+        versions={package: str(import_module(package).__version__) for package in _PACKAGES},
+    )
