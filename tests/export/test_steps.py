@@ -1,6 +1,6 @@
 """What the steps leave: a bundle that says what it is, with every file and with the right numbers."""
 
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import numpy as np
@@ -101,10 +101,12 @@ def test_a_vector_per_pooling_is_different(tiny_bundle: Path, tiny_checkpoint: P
 def test_onnx_runtimes_version_is_found_under_whatever_name_it_was_installed(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
+    def find(name: str) -> Distribution:  # onnxruntime-gpu has no metadata called onnxruntime
+        if name == "onnxruntime":
+            raise PackageNotFoundError(name)
+        return distribution(name)
 
-    monkeypatch.setattr("importlib.metadata.version", version)  # onnxruntime-gpu has no metadata called onnxruntime
+    monkeypatch.setattr("importlib.metadata.distribution", find)
     path, _ = export_checkpoint(tiny_checkpoint, tmp_path, pooling="mean", normalize=True)
 
     assert read_bundle(path).manifest.versions["onnxruntime"] == onnxruntime.__version__
