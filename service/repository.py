@@ -1,15 +1,12 @@
 """Models and versions: which are under --models, and which one a request means."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.batcher import Batcher
-from service.bundle import MANIFEST, Manifest
+from service.bundle import MANIFEST, VERSION, Manifest
 from service.errors import InvalidRequestError, NotFoundError, StartupError, UnavailableError
 from service.request import Limits
-
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +39,7 @@ def find_bundles(models: Path) -> list[BundlePath]:
     found = [
         BundlePath(path.parent.parent.name, int(path.parent.name), path.parent)
         for path in models.glob(f"*/*/{MANIFEST}")
-        if _VERSION.fullmatch(path.parent.name) and not path.parent.parent.name.startswith(".")
+        if VERSION.fullmatch(path.parent.name) and not path.parent.parent.name.startswith(".")
     ]
     if not found:
         raise StartupError(f"{models}: no <name>/<version>/{MANIFEST} in it; make one with mhsa-export")
@@ -97,7 +94,7 @@ class Repository:
         Raises `InvalidRequestError`, `NotFoundError`, or `UnavailableError` (loading, draining, dead engine).
         """
         name, versions = self._find(name)
-        if version and not _VERSION.fullmatch(version):
+        if version and not VERSION.fullmatch(version):
             raise InvalidRequestError(f"version is {version[:32]!r}; it takes a positive decimal number, or nothing")
         number = int(version) if version else max(versions)
         if number not in versions:
