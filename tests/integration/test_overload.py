@@ -69,15 +69,19 @@ def test_a_deadline_that_cannot_be_met_is_answered_before_anything_runs(server: 
     assert server.metric("mhsa_sequences_total") == before
 
 
-def test_a_deadline_that_passes_in_the_queue_is_never_run(server: TestedServer) -> None:
-    before = server.metric("mhsa_sequences_total")
-    with grpc.insecure_channel(server.target) as channel, ThreadPoolExecutor(1) as pool:
-        stub = EncoderServiceStub(channel)
-        busy = pool.submit(stub.Encode, message(290), timeout=60)
-        while server.metric("mhsa_requests_in_flight", method="Encode") == 0:
-            pass
-        with pytest.raises(grpc.RpcError) as late:
-            stub.Encode(message(1), timeout=0.012)
-        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        busy.result()
-    assert server.metric("mhsa_sequences_total") == before + 290
+def test_a_deadline_that_passes_in_the_queue_is_never_run(minilm_bundle: Path) -> None:
+    # One runner, and each of the three calls is one run of a second: while the second runs, nothing can be taken.
+    options = ("--threads", "1", "--max-batch-tokens", "10000")
+    with TestedServer(minilm_bundle.parents[1], *options) as server, ThreadPoolExecutor(3) as pool:
+        server.wait_until_serving()
+        with grpc.insecure_channel(server.target) as channel:
+            stub = EncoderServiceStub(channel)
+            busy = [pool.submit(stub.Encode, message(250), timeout=60) for _ in range(3)]
+            while (server.metric("mhsa_sequences_total"), server.metric("mhsa_queue_tokens")) != (250, 10000):
+                assert not busy[2].done()
+            with pytest.raises(grpc.RpcError) as late:
+                stub.Encode(message(1), timeout=0.05)
+            assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            assert all(call.result() for call in busy)
+        assert server.metric("mhsa_sequences_total") == 750
+        assert server.metric("mhsa_batch_sequences_count") == 3
