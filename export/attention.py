@@ -13,9 +13,12 @@ Packed form. Rows of all sequences stand back to back (T, E). Attention alone ne
 slots on the way in and back on the way out. Unused slots hold a row of their own sequence: as keys they are masked by
 `lengths`, as queries they are dropped. A masked value still counts 0 times, and 0 x NaN is NaN: another sequence's row
 would bring its NaN along.
+
+What depends on where two tokens stand (a local window, a relative position bias) is a `bias` that is added to the
+scores. It is made from `Packing.columns`, so a hole in a sequence counts as the distance that it had when padded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +31,22 @@ OPERATOR_DOMAIN, OPERATOR = "com.microsoft", "MultiHeadAttention"
 _MASKED = torch.finfo(torch.float32).min
 
 # What some transformers models hand to attention and this seam does not do. Ignoring one would give wrong numbers.
-_UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """How T rows fill B x S slots: pad_index (B, S) and unpad_index (T,) int64, lengths (B,) int32."""
+    """How T rows fill B x S slots: pad_index (B, S) and unpad_index (T,) int64, lengths (B,) int32.
+
+    `position_ids` (T,) int64, the column each row had, is there for attention that depends on distances.
+    """
 
     pad_index: Tensor
     unpad_index: Tensor
     lengths: Tensor
+    position_ids: Tensor | None = None
+    # One bias per window size in a graph, however many layers share it.
+    _windows: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def pad(self, rows: Tensor) -> Tensor:
         """(T, E) -> (B, S, E). An embedding lookup, because that is what becomes one Gather on axis 0."""
@@ -51,6 +60,20 @@ class Packing:
         """(B, S) bool: which slots hold a token of their own."""
         return torch.arange(self.pad_index.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(1)
 
+    def columns(self) -> Tensor:
+        """(B, S) int64: the column of each slot's token. An unused slot stands where the row that fills it stands."""
+        if self.position_ids is None:
+            raise ValueError("attention that depends on distances needs position_ids in its packing")
+        return self.position_ids[self.pad_index]
+
+    def window_bias(self, window: int) -> Tensor:
+        """(B, 1, S, S): 0 where two columns are less than `window` apart, all but minus infinity elsewhere."""
+        if window not in self._windows:
+            columns = self.columns()
+            distance = (columns.unsqueeze(2) - columns.unsqueeze(1)).abs()  # (B, S, S)
+            self._windows[window] = torch.where(distance < window, 0.0, _MASKED).unsqueeze(1)
+        return self._windows[window]
+
 
 def attend(
     query: Tensor,
@@ -61,30 +84,41 @@ def attend(
     scale: float | None = None,
     mask: Tensor | None = None,
     is_causal: bool = False,
+    bias: Tensor | None = None,
     packing: Packing | None = None,
 ) -> Tensor:
-    """Concat(head_1..head_H) with head = softmax(Q K^T x scale) V.
+    """Concat(head_1..head_H) with head = softmax(Q K^T x scale + bias) V.
 
     Padded form: query, key, value (B, S, E), `mask` (B, S) bool, True where a key is real. Packed form: (T, E) with
-    `packing`, which says what is real. `scale` is 1/sqrt(E/H) unless given. Source: Vaswani et al. 2017, 3.2.
+    `packing`, which says what is real. In both, `bias` is (B or 1, H or 1, S, S), finite, and 0 for most models.
+    `scale` is 1/sqrt(E/H) unless given. Source: Vaswani et al. 2017, 3.2.
     """
     if scale is None:
         scale = (query.shape[-1] // num_heads) ** -0.5
     if packing is None:
-        return _attend_padded(query, key, value, num_heads, scale, mask, is_causal)
+        return _attend_padded(query, key, value, num_heads, scale, mask, is_causal, bias)
     if mask is not None:
         raise ValueError("mask and packing are both given; a packed batch holds real tokens only")
     query, key, value = packing.pad(query), packing.pad(key), packing.pad(value)  # (B, S, E) each
     if torch.onnx.is_in_onnx_export():
-        return packing.unpad(_emit_fused(query, key, value, num_heads, scale, is_causal, packing.lengths))
-    return packing.unpad(_attend_padded(query, key, value, num_heads, scale, packing.is_real(), is_causal))
+        return packing.unpad(_emit_fused(query, key, value, num_heads, scale, is_causal, packing.lengths, bias))
+    return packing.unpad(_attend_padded(query, key, value, num_heads, scale, packing.is_real(), is_causal, bias))
 
 
 def _attend_padded(
-    query: Tensor, key: Tensor, value: Tensor, num_heads: int, scale: float, mask: Tensor | None, is_causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    scale: float,
+    mask: Tensor | None,
+    is_causal: bool,
+    bias: Tensor | None,
 ) -> Tensor:
     q, k, v = (x.view(*x.shape[:-1], num_heads, -1).transpose(1, 2) for x in (query, key, value))  # (B, H, S, D)
     scores = q @ k.transpose(-2, -1) * scale  # (B, H, S, S)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None, None, :], _MASKED)
     if is_causal:
@@ -95,16 +129,23 @@ def _attend_padded(
 
 
 def _emit_fused(
-    query: Tensor, key: Tensor, value: Tensor, num_heads: int, scale: float, is_causal: bool, lengths: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    scale: float,
+    is_causal: bool,
+    lengths: Tensor,
+    bias: Tensor | None,
 ) -> Tensor:
-    """The fused operator on (B, S, E), with lengths as its 1-D mask.
+    """The fused operator on (B, S, E), with lengths as its 1-D mask and the bias as its attention_bias.
 
     Causal attention goes without the mask: no earlier slot of a real query is ever unused, and ONNX Runtime has a
     history of getting the two together wrong (onnxruntime#14363).
     """
     return torch.onnx.ops.symbolic(
         f"{OPERATOR_DOMAIN}::{OPERATOR}",
-        (query, key, value, None, None if is_causal else lengths),
+        (query, key, value, None, None if is_causal else lengths, bias),
         {"num_heads": num_heads, "scale": scale, "mask_filter_value": _MASKED, "unidirectional": int(is_causal)},
         dtype=query.dtype,
         shape=query.shape,
@@ -133,10 +174,15 @@ def _transformers_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
+    sliding_window: int | None = None,
     packing: Packing | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """The signature that transformers calls, on (1, H, T, D); `packing` is a keyword that was given to the model."""
+    """The signature that transformers calls, on (1, H, T, D); `packing` is a keyword that was given to the model.
+
+    A token sees those less than `sliding_window` columns away. Source: transformers' masking_utils, where a causal
+    window is that and a bidirectional one includes its bound; ModernBERT therefore adds 1 before it calls attention.
+    """
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} asks for {', '.join(unsupported)}, which packed attention lacks")
     if packing is None or attention_mask is not None or dropout:
@@ -144,5 +190,6 @@ def _transformers_attention(
     num_heads = query.shape[1]
     rows = [heads.transpose(1, 2).reshape(-1, num_heads * heads.shape[-1]) for heads in (query, key, value)]  # (T, E)
     is_causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
-    attended = attend(*rows, num_heads=num_heads, scale=scaling, is_causal=is_causal, packing=packing)
+    bias = None if sliding_window is None else packing.window_bias(sliding_window)
+    attended = attend(*rows, num_heads=num_heads, scale=scaling, is_causal=is_causal, bias=bias, packing=packing)
     return attended.view(1, -1, num_heads, value.shape[-1]), None  # (1, T, H, D)

@@ -65,7 +65,7 @@ class PackedModel(nn.Module):
         lengths: Tensor,
         token_type_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        packing = Packing(pad_index, unpad_index, lengths)
+        packing = Packing(pad_index, unpad_index, lengths, position_ids)
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         rows = self.encoder(token_ids, position_ids, packing=packing, **types)  # (T, E)
         return rows, pool(rows, packing, self.pooling)

@@ -21,11 +21,18 @@ def softmax(scores: Float64Array) -> Float64Array:
 
 
 def attention(
-    query: Rows, key: Rows, value: Rows, num_heads: int, *, mask: Sequence[bool] | None = None, is_causal: bool = False
+    query: Rows,
+    key: Rows,
+    value: Rows,
+    num_heads: int,
+    *,
+    mask: Sequence[bool] | None = None,
+    is_causal: bool = False,
+    bias: Rows | None = None,
 ) -> Float64Array:
-    """Concat(head_1..head_H), head = softmax(Q K^T / sqrt(d)) V, of one sequence: (S, E) each -> (S, E).
+    """Concat(head_1..head_H), head = softmax(Q K^T / sqrt(d) + bias) V, of one sequence: (S, E) each -> (S, E).
 
-    `mask` says which keys may be seen; causal attention sees no later key.
+    `mask` says which keys may be seen; causal attention sees no later key. `bias` is (H, S, S).
     """
     length, width = query.shape
     head_size = width // num_heads
@@ -35,9 +42,16 @@ def attention(
         q, k, v = (np.asarray(x, np.float64)[:, part] for x in (query, key, value))
         for i in range(length):
             seen = [j for j in range(length) if (mask is None or mask[j]) and (j <= i or not is_causal)]
-            scores = np.array([q[i] @ k[j] / math.sqrt(head_size) for j in seen])
+            added = np.zeros((length, length)) if bias is None else bias[head]
+            scores = np.array([q[i] @ k[j] / math.sqrt(head_size) + added[i, j] for j in seen])
             out[i, part] = sum(weight * v[j] for weight, j in zip(softmax(scores), seen, strict=True))
     return out
+
+
+def window_bias(columns: Sequence[int], window: int, num_heads: int) -> Float64Array:
+    """(H, S, S): a token sees those less than `window` columns away from its own."""
+    one_head = [[0.0 if abs(i - j) < window else -math.inf for j in columns] for i in columns]
+    return np.array([one_head] * num_heads)
 
 
 def self_attention(

@@ -33,4 +33,5 @@ def batch() -> PackedBatch:
 @pytest.fixture
 def packing(batch: PackedBatch) -> Packing:
     """The batch's index maps, for PyTorch."""
-    return Packing(*(torch.from_numpy(array) for array in (batch.pad_index, batch.unpad_index, batch.lengths)))
+    arrays = (batch.pad_index, batch.unpad_index, batch.lengths, batch.position_ids)
+    return Packing(*(torch.from_numpy(array) for array in arrays))

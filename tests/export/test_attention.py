@@ -92,6 +92,77 @@ def test_a_mask_beside_packing_is_refused(packing: Packing) -> None:
         attend(*_qkv(22), num_heads=HEADS, mask=torch.ones(5, 11, dtype=torch.bool), packing=packing)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (1, HEADS), (2, 1), (2, HEADS)])
+def test_a_bias_is_added_to_the_scaled_scores(shape: tuple[int, int], is_causal: bool) -> None:
+    query, key, value = _qkv(2, 7)
+    bias = torch.randn(*shape, 7, 7, generator=torch.Generator().manual_seed(1))
+
+    attended = attend(query, key, value, num_heads=HEADS, is_causal=is_causal, bias=bias)
+
+    for row, of_row in enumerate(bias.expand(2, HEADS, -1, -1).numpy()):
+        q, k, v = (x[row].numpy() for x in (query, key, value))
+        expected = reference.attention(q, k, v, HEADS, is_causal=is_causal, bias=of_row)
+        np.testing.assert_allclose(attended[row], expected, atol=TOLERANCE)
+
+
+def test_a_bias_does_not_let_masked_keys_be_seen() -> None:
+    query, key, value = _qkv(1, 7)
+    seen = torch.tensor([[True, False, True, True, False, True, False]])
+
+    attended = attend(query, key, value, num_heads=HEADS, mask=seen, bias=torch.full((1, 1, 7, 7), 1e4))
+
+    expected = attend(query, key, value, num_heads=HEADS, mask=seen)
+    # a bias of 1e4 leaves 1e-3 of a float32 score
+    torch.testing.assert_close(attended, expected, atol=1e-2, rtol=0)
+
+
+class TestLocalWindow:
+    """A token sees those less than `window` columns away."""
+
+    @staticmethod
+    def _attend(packing: Packing, window: int, *, is_causal: bool = False) -> Tensor:
+        rows = _qkv(int(packing.lengths.sum()))
+        return attend(*rows, num_heads=HEADS, is_causal=is_causal, bias=packing.window_bias(window), packing=packing)
+
+    @pytest.mark.parametrize("is_causal", [False, True])
+    @pytest.mark.parametrize("window", [1, 3, 100])
+    def test_it_is_the_formula(self, packing: Packing, window: int, is_causal: bool) -> None:
+        attended = self._attend(packing, window, is_causal=is_causal)
+
+        for rows in _sequences(packing):
+            q, k, v = (x[rows].numpy() for x in _qkv(22))
+            bias = reference.window_bias(range(len(q)), window, HEADS)
+            expected = reference.attention(q, k, v, HEADS, is_causal=is_causal, bias=bias)
+            np.testing.assert_allclose(attended[rows], expected, atol=TOLERANCE)
+
+    def test_distances_are_those_of_the_columns_that_tokens_had(self, packing: Packing) -> None:
+        columns = [*(9, 10, 11, 12, 13), 4, *(0, 3, 5), *(0, 1, 2, 3, 5, 8, 13, 14, 15, 16, 30), *(1, 2)]
+        moved = dataclasses.replace(packing, position_ids=torch.tensor(columns))
+
+        attended = self._attend(moved, 3)
+
+        for rows in _sequences(packing):
+            q, k, v = (x[rows].numpy() for x in _qkv(22))
+            bias = reference.window_bias(columns[rows], 3, HEADS)
+            np.testing.assert_allclose(attended[rows], reference.attention(q, k, v, HEADS, bias=bias), atol=TOLERANCE)
+
+    def test_what_stands_in_unused_slots_does_not_matter(self, packing: Packing) -> None:
+        poisoned = packing.pad_index.masked_fill(~packing.is_real(), 7)
+
+        other = self._attend(dataclasses.replace(packing, pad_index=poisoned), 3)
+
+        assert torch.equal(self._attend(packing, 3), other)
+
+    def test_layers_of_one_window_share_one_bias(self, packing: Packing) -> None:
+        assert packing.window_bias(3) is packing.window_bias(3)
+        assert packing.window_bias(3) is not packing.window_bias(4)
+
+    def test_it_needs_positions(self, packing: Packing) -> None:
+        with pytest.raises(ValueError, match="needs position_ids"):
+            dataclasses.replace(packing, position_ids=None).window_bias(3)
+
+
 class TestAsTransformersCallsIt:
     """Through transformers' own registry, on (1, H, T, D)."""
 
@@ -110,10 +181,16 @@ class TestAsTransformersCallsIt:
         assert attended.shape == (1, 22, HEADS, WIDTH // HEADS)
         assert torch.equal(attended.flatten(2)[0], attend(*_qkv(22), num_heads=HEADS, packing=packing))
 
-    @pytest.mark.parametrize("keyword", ["sliding_window", "softcap", "s_aux", "position_bias"])
+    @pytest.mark.parametrize("keyword", ["softcap", "s_aux", "position_bias"])
     def test_what_it_cannot_do_is_refused(self, packing: Packing, keyword: str) -> None:
         with pytest.raises(ValueError, match=f"Identity asks for {keyword}"):
             self._call(packing, None, **{keyword: 4})
+
+    def test_a_sliding_window_is_a_local_window(self, packing: Packing) -> None:
+        attended = self._call(packing, sliding_window=2)
+
+        expected = attend(*_qkv(22), num_heads=HEADS, bias=packing.window_bias(2), packing=packing)
+        assert torch.equal(attended.flatten(2)[0], expected)
 
     def test_a_call_without_packing_is_refused(self) -> None:
         with pytest.raises(ValueError, match="takes `packing`, no mask and no dropout"):
