@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from export.errors import ExportError
-from export.families import TransformersEncoder, build_model, find_family
+from export.families import TransformersEncoder, build_encoder, find_family
 from export.weights import load_weights
 
 # What a client needs to turn text into the ids that this model knows.
@@ -77,9 +77,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     directory = next((module.path for module in modules if module.kind == "Transformer"), path)
     content = _read_config(directory)
     family = find_family(directory, content)
-    model, config = build_model(directory, family, content)
-    unused_keys = load_weights(directory, model, family.keys)
-    encoder = TransformersEncoder(model)
+    encoder, config = build_encoder(directory, family, content)
+    unused_keys = load_weights(directory, encoder.model, family.keys)
     encoder.eval()
     return Checkpoint(
         path=path,
@@ -90,9 +89,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         vocab_size=config.vocab_size,
-        type_vocab_size=config.type_vocab_size,
+        type_vocab_size=getattr(config, "type_vocab_size", 0),
         pad_token_id=config.pad_token_id or 0,  # pads are masked: without a pad token any id serves
-        max_sequence_tokens=_read_limit(directory, config.max_position_embeddings),
+        max_sequence_tokens=_read_limit(directory, family.num_positions(config)),
         unused_keys=unused_keys,
         tokenizer_files=tuple(file for name in _TOKENIZER_FILES if (file := directory / name).is_file()),
         tokenize=_open_tokenizer(directory, config.vocab_size),

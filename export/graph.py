@@ -144,14 +144,20 @@ def write_poisoned(path: Path, destination: Path) -> int:
     return len(table)
 
 
+_SAME_VALUES = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
 def _token_embedding(graph: onnx.GraphProto) -> onnx.TensorProto:
-    """What the first Gather takes rows from by token_ids, or by another shape of them."""
+    """What the first Gather takes rows from by token_ids, or by another shape of them.
+
+    Not by what is computed from them: where positions count tokens, position embeddings are looked up by that.
+    """
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     ids = {"token_ids"}
     for node in graph.node:
         if node.op_type == "Gather" and node.input[1] in ids and node.input[0] in initializers:
             return initializers[node.input[0]]
-        if node.input and node.input[0] in ids:
+        if node.op_type in _SAME_VALUES and node.input[0] in ids:
             ids |= set(node.output)
     raise ExportError("the exported graph looks no token ids up in a table; report it with the checkpoint's name")
 

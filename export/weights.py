@@ -6,8 +6,9 @@ missing at random and go on with a warning. A pickle (`.bin`) is refused: readin
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import safetensors.torch
@@ -26,27 +27,31 @@ _CONVERT = (
 
 @dataclass(frozen=True, slots=True)
 class KeyRules:
-    """How a family's keys map to the model's: `prefix` is dropped, `renames` maps old endings to today's.
+    """How a family's keys map to the model's: `prefix` is dropped, `renames` maps parts of old names to today's.
 
-    Keys in `buffers` and under `unused_prefixes` are left aside.
+    A part is one or more of a key's dotted names. `splits` names parts that hold several weights, one below the other.
+    Keys under `unused_prefixes` and those that match a pattern of `buffers` are left aside.
     """
 
     prefix: str
     unused_prefixes: tuple[str, ...]
     buffers: tuple[str, ...]
-    renames: tuple[tuple[str, str], ...]
+    renames: tuple[tuple[str, str], ...] = ()
+    splits: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
-    def current_key(self, name: str) -> str:
-        """The key that the model has for a key of the file."""
-        key = name.removeprefix(self.prefix)
+    def current_keys(self, name: str) -> list[str]:
+        """The key that the model has for a key of the file; several where the file holds several weights in one."""
+        dotted = f".{name.removeprefix(self.prefix)}."
         for old, new in self.renames:
-            if key.endswith(old):
-                return key.removesuffix(old) + new
-        return key
+            dotted = dotted.replace(f".{old}.", f".{new}.")
+        for old, parts in self.splits:
+            if f".{old}." in dotted:
+                return [dotted.replace(f".{old}.", f".{part}.")[1:-1] for part in parts]
+        return [dotted[1:-1]]
 
     def is_left_aside(self, key: str) -> bool:
         """Whether an encoder has no use for it."""
-        return key in self.buffers or key.startswith(self.unused_prefixes)
+        return key.startswith(self.unused_prefixes) or any(fnmatchcase(key, pattern) for pattern in self.buffers)
 
 
 def load_weights(directory: Path, model: nn.Module, rules: KeyRules) -> tuple[str, ...]:
@@ -55,8 +60,7 @@ def load_weights(directory: Path, model: nn.Module, rules: KeyRules) -> tuple[st
     found: dict[str, Tensor] = {}
     unused: list[str] = []
     tensors, problems = _read_tensors(directory)
-    for name, tensor in tensors.items():
-        key = rules.current_key(name)
+    for name, key, tensor in _split(tensors, rules, problems):
         if key in found:
             problems.append(f"{name} repeats {key}")
         elif key in expected:
@@ -74,6 +78,19 @@ def load_weights(directory: Path, model: nn.Module, rules: KeyRules) -> tuple[st
         )
     model.load_state_dict({key: tensor.float() for key, tensor in found.items()})
     return tuple(sorted(unused))
+
+
+def _split(tensors: dict[str, Tensor], rules: KeyRules, problems: list[str]) -> Iterator[tuple[str, str, Tensor]]:
+    """(key of the file, key of the model, weight) for every weight in the file."""
+    for name, tensor in tensors.items():
+        keys = rules.current_keys(name)
+        num_rows = len(tensor) if tensor.ndim else 1
+        if num_rows % len(keys):
+            problems.append(f"{name} has {num_rows} rows, expected a multiple of {len(keys)}")
+        elif len(keys) == 1:
+            yield name, keys[0], tensor
+        else:
+            yield from ((name, key, part) for key, part in zip(keys, tensor.chunk(len(keys)), strict=True))
 
 
 def _tensor_problems(name: str, tensor: Tensor, expected: Tensor) -> Iterable[str]:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from export.errors import ExportError
 from export.weights import KeyRules, load_weights
 
-RULES = KeyRules(
-    prefix="model.", unused_prefixes=("head.",), buffers=("position_ids",), renames=((".gamma", ".weight"),)
-)
+WHOLE = "model.safetensors"
+RULES = KeyRules(prefix="model.", unused_prefixes=("head.",), buffers=("position_ids",), renames=(("gamma", "weight"),))
 
 
 def _weights() -> dict[str, Tensor]:
@@ -41,10 +40,8 @@ def test_weights_are_loaded(tmp_path: Path) -> None:
     assert unused == ()
 
 
-def test_a_prefix_and_old_endings_are_understood(tmp_path: Path) -> None:
-    rules = KeyRules(
-        prefix="bert.", unused_prefixes=(), buffers=(), renames=((".gamma", ".weight"), (".beta", ".bias"))
-    )
+def test_a_prefix_and_old_names_are_understood(tmp_path: Path) -> None:
+    rules = KeyRules(prefix="bert.", unused_prefixes=(), buffers=(), renames=(("gamma", "weight"), ("beta", "bias")))
     save_file(
         {"bert.0.gamma": torch.full((3,), 2.0), "bert.0.beta": torch.full((3,), 5.0)}, tmp_path / "model.safetensors"
     )
@@ -54,6 +51,43 @@ def test_a_prefix_and_old_endings_are_understood(tmp_path: Path) -> None:
 
     assert model.state_dict()["0.weight"].tolist() == [2, 2, 2]
     assert model.state_dict()["0.bias"].tolist() == [5, 5, 5]
+
+
+def test_old_names_are_whole_parts_of_a_key() -> None:
+    rules = KeyRules(prefix="", unused_prefixes=(), buffers=(), renames=(("norm1", "norm"), ("mlp.fc2", "mlp.down")))
+
+    assert rules.current_keys("norm1.weight") == ["norm.weight"]
+    assert rules.current_keys("layers.0.norm1.weight") == ["layers.0.norm.weight"]
+    assert rules.current_keys("layers.0.mlp.fc2.bias") == ["layers.0.mlp.down.bias"]
+    assert rules.current_keys("layers.0.mlp.fc22.bias") == ["layers.0.mlp.fc22.bias"]
+    assert rules.current_keys("layers.0.norm11.weight") == ["layers.0.norm11.weight"]
+
+
+class TestWeightsThatHoldSeveral:
+    RULES = KeyRules(prefix="", unused_prefixes=(), buffers=(), splits=(("both", ("0", "1")),))
+
+    def test_they_are_split_by_rows(self, tmp_path: Path) -> None:
+        save_file({"both.weight": torch.arange(8.0).view(4, 2), "both.bias": torch.arange(4.0)}, tmp_path / WHOLE)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+        load_weights(tmp_path, model, self.RULES)
+
+        assert model.state_dict()["0.weight"].tolist() == [[0, 1], [2, 3]]
+        assert model.state_dict()["1.weight"].tolist() == [[4, 5], [6, 7]]
+        assert model.state_dict()["1.bias"].tolist() == [2, 3]
+
+    def test_rows_that_cannot_be_split_evenly_are_refused(self, tmp_path: Path) -> None:
+        save_file({"both.weight": torch.zeros(5, 2), "both.bias": torch.zeros(4)}, tmp_path / WHOLE)
+
+        with pytest.raises(ExportError, match=r"0.weight is missing; 1.weight is missing; both.weight has 5 rows"):
+            load_weights(tmp_path, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), self.RULES)
+
+
+def test_buffers_are_patterns(tmp_path: Path) -> None:
+    rules = KeyRules(prefix="", unused_prefixes=(), buffers=("h.*.attn.mask",))
+    save_file(_weights() | {"h.11.attn.mask": torch.zeros(1)}, tmp_path / WHOLE)
+
+    assert load_weights(tmp_path, nn.Linear(2, 3), rules) == ("h.11.attn.mask",)
 
 
 def test_heads_and_buffers_are_left_aside_by_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which models are supported, with which configurations, and that they answer as transformers' own do."""
+"""Which models are supported, with which configurations, and how a configuration becomes a model."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ import torch
 
 from export.checkpoint import read_checkpoint
 from export.errors import ExportError
+from tests.checkpoints import write_checkpoint
 
 
 def _edit(checkpoint: Path, **changes: Any) -> None:
@@ -47,27 +48,15 @@ def test_other_model_types_are_refused_by_name(checkpoint: Path, model_type: str
     _edit(checkpoint, model_type=model_type)
 
     assert f"model_type '{model_type}' is not supported: {reason}" in _refusal(checkpoint)
-    assert "supported: bert" in _refusal(checkpoint)
-
-
-def test_relative_positions_are_refused(checkpoint: Path) -> None:
-    _edit(checkpoint, position_embedding_type="relative_key")
-
-    assert "position_embedding_type is 'relative_key'" in _refusal(checkpoint)
-
-
-def test_a_decoder_is_refused(checkpoint: Path) -> None:
-    _edit(checkpoint, is_decoder=True)
-
-    assert "it is a decoder" in _refusal(checkpoint)
+    assert "supported: albert, bert, camembert" in _refusal(checkpoint)
 
 
 def test_a_configuration_that_builds_no_model_is_refused(checkpoint: Path) -> None:
-    _edit(checkpoint, num_attention_heads=5)
+    _edit(checkpoint, hidden_act="softsign!")
 
     refusal = _refusal(checkpoint)
     assert "transformers builds no model from it" in refusal
-    assert "32" in refusal
+    assert "softsign!" in refusal
 
 
 def test_feed_forward_chunks_are_put_together(checkpoint: Path) -> None:
@@ -76,3 +65,29 @@ def test_feed_forward_chunks_are_put_together(checkpoint: Path) -> None:
     found = read_checkpoint(checkpoint).encoder(torch.zeros(1, 9, dtype=torch.long))
 
     assert found.shape == (1, 9, 32)
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
+def test_positions_behind_the_pad_token_leave_fewer_tokens(family: str, tmp_path: Path) -> None:
+    write_checkpoint(family, tmp_path)
+
+    assert read_checkpoint(tmp_path).max_sequence_tokens == 64 - 1 - 1  # 514 - 1 - 1 = 512 for the released ones
+
+
+def test_the_longest_sequence_takes_the_last_position(tmp_path: Path) -> None:
+    write_checkpoint("roberta", tmp_path)
+    found = read_checkpoint(tmp_path)
+    ids = torch.full((1, found.max_sequence_tokens), 7)
+
+    with torch.no_grad():
+        found.encoder(ids)
+        with pytest.raises((IndexError, RuntimeError), match=r"out of bounds|out of range"):
+            found.encoder(torch.cat([ids, ids], 1)[:, : found.max_sequence_tokens + 1])
+
+
+def test_names_of_other_families_configurations_are_understood(tmp_path: Path) -> None:
+    write_checkpoint("distilbert", tmp_path)
+    found = read_checkpoint(tmp_path)
+
+    assert (found.num_layers, found.num_heads, found.hidden_size) == (2, 4, 32)
+    assert (found.type_vocab_size, found.max_sequence_tokens) == (0, 64)

@@ -1,0 +1,10 @@
+"""Families of models: which ones are supported, what differs between them, and why the others are refused.
+
+A family is here when its attention has been proved to go through the seam. A model that does it elsewhere would be
+exported with wrong numbers, after a warning at most.
+"""
+
+from export.families.encoder import TransformersEncoder
+from export.families.table import FAMILIES, build_encoder, find_family
+
+__all__ = ["FAMILIES", "TransformersEncoder", "build_encoder", "find_family"]

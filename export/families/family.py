@@ -1,0 +1,56 @@
+"""What one family of transformers models is to the exporter: a record, and the few ways in which families differ."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from export.attention import Packing
+from export.weights import KeyRules
+
+# What about a configuration is not supported, or None.
+Refusal = Callable[[PreTrainedConfig], str | None]
+# (configuration, token_ids (T,), columns (T,), packing) -> the position ids (T,) that the model is to look up.
+Positions = Callable[[PreTrainedConfig, Tensor, Tensor, Packing], Tensor]
+
+
+def keep_columns(_config: PreTrainedConfig, _token_ids: Tensor, columns: Tensor, _packing: Packing) -> Tensor:
+    """The position is the column that the token had when padded: most families."""
+    return columns
+
+
+def count_tokens(config: PreTrainedConfig, token_ids: Tensor, _columns: Tensor, packing: Packing) -> Tensor:
+    """The n-th token that is not the pad token has position pad_token_id + n; the pad token itself has pad_token_id.
+
+    Holes and left padding are not counted. Source: create_position_ids_from_input_ids of transformers' RoBERTa, which
+    goes by the token's id and not by the mask.
+    """
+    is_counted = (token_ids != config.pad_token_id).long()  # (T,)
+    ranks = packing.unpad(is_counted[packing.pad_index].cumsum(1).unsqueeze(-1)).squeeze(-1)  # (T,)
+    positions: Tensor = ranks * is_counted + config.pad_token_id
+    return positions
+
+
+def all_positions(config: PreTrainedConfig) -> int:
+    """Positions start at 0."""
+    return int(config.max_position_embeddings)
+
+
+def positions_after_pad(config: PreTrainedConfig) -> int:
+    """Positions start at pad_token_id + 1."""
+    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What differs between families. `num_positions` is how many tokens the longest sequence may have."""
+
+    model_class: type[PreTrainedModel]
+    config_class: type[PreTrainedConfig]
+    keys: KeyRules
+    refusals: tuple[Refusal, ...] = ()
+    positions: Positions = keep_columns
+    num_positions: Callable[[PreTrainedConfig], int] = all_positions
+    # Whether the class makes a pooler, which no embedding needs, unless told not to.
+    has_pooler: bool = False

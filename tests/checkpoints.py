@@ -1,0 +1,105 @@
+"""Tiny checkpoints of every family: random weights, a tokenizer of characters, in the layout that transformers saves.
+
+`write_checkpoint("roberta", directory)` for one; FAMILIES for all that are supported. Weights are large enough that
+attention is far from uniform.
+"""
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+VOCABULARY = 200
+PAD = 1
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,  # the usual 0.02 leaves attention of this width all but uniform
+    "pad_token_id": PAD,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """The class names of a family in transformers, without their endings, and what its configuration is given."""
+
+    name: str
+    sizes: dict[str, Any] = field(default_factory=lambda: _SIZES)
+    heads: tuple[str, ...] = ("ForMaskedLM", "ForSequenceClassification")
+
+    def configure(self, **changes: Any) -> PreTrainedConfig:
+        """A configuration of 2 layers of width 32."""
+        config_class: Callable[..., PreTrainedConfig] = getattr(transformers, f"{self.name}Config")
+        return config_class(**(self.sizes | changes))
+
+    def build(self, head: str = "Model", **changes: Any) -> PreTrainedModel:
+        """A model with random weights; `head` is the class name's ending."""
+        torch.manual_seed(0)
+        model: PreTrainedModel = getattr(transformers, f"{self.name}{head}")(self.configure(**changes))
+        with torch.no_grad():  # norms and biases start as ones and zeros, behind which a mistake could hide
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        model.train(False)
+        return model
+
+
+FAMILIES: dict[str, Maker] = {
+    "bert": Maker("Bert"),
+    "roberta": Maker("Roberta", _SIZES | {"type_vocab_size": 1}),
+    "xlm-roberta": Maker("XLMRoberta", _SIZES | {"type_vocab_size": 1}),
+    "camembert": Maker("Camembert", _SIZES | {"type_vocab_size": 1}),
+    "distilbert": Maker(
+        "DistilBert",
+        {
+            "vocab_size": VOCABULARY,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 64,
+            "max_position_embeddings": 64,
+            "initializer_range": 0.3,
+            "pad_token_id": PAD,
+        },
+    ),
+    "electra": Maker(
+        "Electra",
+        _SIZES | {"embedding_size": 16},
+        heads=("ForMaskedLM", "ForPreTraining", "ForSequenceClassification"),
+    ),
+    "albert": Maker(
+        "Albert", _SIZES | {"embedding_size": 16}, heads=("ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
+    ),
+}
+
+
+def write_checkpoint(family: str, directory: Path, *, head: str = "Model", **changes: Any) -> PreTrainedModel:
+    """Write model and tokenizer; returns the model that was written."""
+    model = FAMILIES[family].build(head, **changes)
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    return model
+
+
+def write_tokenizer(directory: Path, size: int = VOCABULARY) -> None:
+    """One id per character, `size` ids in all; id 1 is the pad token."""
+    pieces = ["[UNK]", "[PAD]", "[BOS]", "[EOS]", "[MASK]", *string.printable]
+    pieces += [f"[unused{index}]" for index in range(size - len(pieces))]
+    tokenizer = Tokenizer(WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer_class: Any = PreTrainedTokenizerFast  # untyped
+    tokenizer_class(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(directory)

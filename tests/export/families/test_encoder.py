@@ -1,0 +1,84 @@
+"""Packed rows against transformers' own eager model on a padded batch, before anything is exported."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from export.attention import Packing
+from export.checkpoint import read_checkpoint
+from service.packing import pack
+from service.request import TokenSequence
+from tests.checkpoints import FAMILIES, PAD, VOCABULARY, write_checkpoint
+
+# Rounding of two orders of summation; outputs are of order 1 to 5.
+TOLERANCE = 1e-5
+WIDTH = 13
+
+_RAGGED = [[1] * size + [0] * (WIDTH - size) for size in (13, 1, 5, 12)]
+MASKS = {
+    "right": _RAGGED,
+    "left": [row[::-1] for row in _RAGGED],
+    "holes": [
+        [1, 0, 1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 1],
+        [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1],
+        [1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1],
+    ],
+}
+
+
+def _batch(mask: Tensor, num_types: int) -> tuple[Tensor, Tensor]:
+    """Token ids, among them the pad token's where a token is real, and token types."""
+    rng = np.random.default_rng(3)
+    ids = torch.from_numpy(rng.integers(0, VOCABULARY, tuple(mask.shape)))
+    ids[0, 6] = PAD
+    types = torch.from_numpy(rng.integers(0, max(num_types, 1), tuple(mask.shape)))
+    return torch.where(mask, ids, PAD), types
+
+
+def _packed(encoder: torch.nn.Module, ids: Tensor, types: Tensor, mask: Tensor, *, has_types: bool) -> Tensor:
+    rows = zip(ids.numpy(), types.numpy(), mask.numpy(), strict=True)
+    batch = pack([TokenSequence(row[real], np.flatnonzero(real), kinds[real]) for row, kinds, real in rows])
+    token_ids, columns, token_types, pad_index, unpad_index, lengths = (
+        torch.from_numpy(array)
+        for array in (
+            batch.token_ids,
+            batch.position_ids,
+            batch.token_type_ids,
+            batch.pad_index,
+            batch.unpad_index,
+            batch.lengths,
+        )
+    )
+    packing = Packing(pad_index, unpad_index, lengths, columns)
+    keywords = {"token_type_ids": token_types} if has_types else {}
+    found: Tensor = encoder(token_ids, columns, packing=packing, **keywords)
+    return found
+
+
+@pytest.mark.parametrize("padding", MASKS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_are_what_transformers_gives_padded(family: str, padding: str, tmp_path: Path) -> None:
+    theirs = write_checkpoint(family, tmp_path)
+    theirs.set_attn_implementation("eager")
+    found = read_checkpoint(tmp_path)
+    mask = torch.tensor(MASKS[padding], dtype=torch.bool)
+    ids, types = _batch(mask, found.type_vocab_size)
+    has_types = found.type_vocab_size > 0
+
+    with torch.no_grad():
+        keywords = {"token_type_ids": types} if has_types else {}
+        expected = theirs(input_ids=ids, attention_mask=mask.long(), **keywords).last_hidden_state[mask]
+        packed = _packed(found.encoder, ids, types, mask, has_types=has_types)
+
+    torch.testing.assert_close(packed, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_packed_batch_without_positions_is_refused(tmp_path: Path, packing: Packing) -> None:
+    write_checkpoint("bert", tmp_path)
+
+    with pytest.raises(ValueError, match="a packed batch needs position_ids"):
+        read_checkpoint(tmp_path).encoder(torch.zeros(22, dtype=torch.long), packing=packing)
