@@ -1,8 +1,8 @@
 """`mhsa-export CHECKPOINT --output models`: the command line, its signals and its exit codes.
 
-0 done, 2 refused (one line on stderr says what to do), 130 by Ctrl-C, 143 by SIGTERM. Nothing is left behind but a
-bundle that passed. The steps, and with them torch, are imported where a signal or a package that is not there still
-ends in one line.
+0 done, 2 refused (one line on stderr says what to do), 128 + n stopped by signal n (130: Ctrl-C, 143: SIGTERM). Nothing
+is left behind but a bundle that passed. The steps, and with them torch, are imported where a signal or a package that
+is not there still ends in one line.
 """
 
 import argparse
@@ -11,31 +11,26 @@ import signal
 import sys
 import typing
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from export.errors import ExportError
+from export.signals import Interrupted, interruptible
 from service.bundle import Pooling
 from service.errors import StartupError
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM. Whatever cleans up after Ctrl-C cleans up after it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-    try:
-        with _terminable():
+    with interruptible():
+        try:
             _export(options)
-    except KeyboardInterrupt as error:
-        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
-        return _fail("interrupted; no bundle is left half-written", 128 + number)
-    except (ExportError, StartupError, OSError) as error:
-        return _fail(str(error), 2)
+        except KeyboardInterrupt as error:
+            number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+            return _fail("interrupted; no bundle is left half-written", 128 + number)
+        except (ExportError, StartupError, OSError) as error:
+            return _fail(str(error), 2)
     return 0
 
 
@@ -53,18 +48,6 @@ def _export(options: argparse.Namespace) -> None:
     path, report = export_checkpoint(**vars(options), console=console)
     console.print(report.as_table())
     console.print(f"bundle: {path}", highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    def terminate(_number: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import time
@@ -19,6 +20,7 @@ from export.graph import PackedModel, export_graph
 from export.grid import english_sequences
 from export.pooling import PoolingChoice, choose_pooling
 from export.verify import ParityReport, reference_answer, verify
+from export.workplace import new_bundle
 from service.bundle import (
     GOLDEN,
     GRAPH,
@@ -28,7 +30,6 @@ from service.bundle import (
     Golden,
     Manifest,
     Pooling,
-    new_bundle,
     write_golden,
     write_manifest,
 )
@@ -72,7 +73,8 @@ def export_checkpoint(
     console: Console | None = None,
 ) -> tuple[Path, ParityReport]:
     """Write <output>/<name>/<version>/; returns that path. Raises `ExportError` or `StartupError`."""
-    name = checkpoint_path.resolve().name if name is None else name
+    # Not Path.resolve: it raises RuntimeError where links go in circles.
+    name = Path(os.path.realpath(checkpoint_path)).name if name is None else name
     _require_safe(name, version)
     steps = Steps(console or Console(quiet=True))
     destination = output / name / version

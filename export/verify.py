@@ -6,6 +6,8 @@ batches.
 
 Besides parity: a sequence's answer must not depend on its batch mates, what stands in unused slots must not change a
 bit of the answer, and neither must a batch mate that is NaN from its embedding on.
+
+Its temporary files stand beside the graph: they go when the bundle goes, and only one disk can be full.
 """
 
 import dataclasses
@@ -108,7 +110,7 @@ def verify(subject: Subject, pooling: PoolingChoice, graph: Path) -> ParityRepor
 def verify_fusion(graph: Path, *, num_layers: int, has_token_types: bool) -> GraphFacts:
     """Count fused nodes in the file and again in what the engine makes of it. Raises `ExportError`."""
     num_fused = check_graph(graph, num_layers=num_layers, has_token_types=has_token_types)
-    with tempfile.TemporaryDirectory(prefix="mhsa-export-") as directory:
+    with tempfile.TemporaryDirectory(dir=graph.parent) as directory:
         optimized = Path(directory) / "optimized.onnx"
         write_optimized(graph, optimized)
         return GraphFacts(OPSET, num_fused, count_fused(optimized, num_layers))
@@ -120,7 +122,7 @@ def verify_isolation(graph: Path, batch: PackedBatch, *, has_token_types: bool) 
     The others' must be the same to the bit. Raises `ExportError`.
     """
     is_odd = np.arange(batch.num_sequences) % 2 == 1  # (B,)
-    with tempfile.TemporaryDirectory(prefix="mhsa-export-") as directory:
+    with tempfile.TemporaryDirectory(dir=graph.parent) as directory:
         poisoned = Path(directory) / "poisoned.onnx"
         nan_id = write_poisoned(graph, poisoned)
         engine = Engine(poisoned, has_token_types=has_token_types)

@@ -17,10 +17,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -117,30 +113,6 @@ def read_bundle(path: Path) -> Bundle:
     _check_files(path, manifest.files)
     golden = read_golden(path / GOLDEN, manifest.hidden_size)
     return Bundle(path, manifest, hashlib.sha256(raw).hexdigest(), golden)
-
-
-@contextmanager
-def new_bundle(destination: Path, *, force: bool = False) -> Iterator[Path]:
-    """A temporary directory that becomes `destination` when the block ends well, and is gone when it does not.
-
-    Raises `BundleError` before anything is done if `destination` exists and `force` is not set.
-    """
-    if destination.exists() and not force:
-        raise _already_there(destination)
-    new_parents = [parent for parent in destination.parents if not parent.exists()]
-    work = _make_work_directory(destination)
-    try:
-        yield work
-        work.chmod(0o755)
-        if force and destination.exists():
-            _replace(destination, work)
-        else:
-            _move(work, destination)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        for parent in new_parents:
-            with suppress(OSError):  # not empty: it went well
-                parent.rmdir()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> str:
@@ -253,42 +225,6 @@ def _is_of(value: object, hint: Any) -> bool:
     if get_origin(hint) is dict:
         return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     return type(value) is hint or (hint is float and type(value) is int)
-
-
-def _already_there(destination: Path) -> BundleError:
-    return BundleError(f"{destination} exists; give --force to replace it, or another --version")
-
-
-def _make_work_directory(destination: Path) -> Path:
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
-    except OSError as error:
-        raise BundleError(f"{destination.parent}: cannot be written to ({error.strerror})") from None
-
-
-def _move(work: Path, destination: Path) -> None:
-    try:
-        work.rename(destination)
-    except OSError:
-        if destination.exists():  # another export was faster
-            raise _already_there(destination) from None
-        raise
-
-
-def _replace(destination: Path, work: Path) -> None:
-    """Put `work` in the place of `destination`, which comes back if that fails."""
-    attic = Path(tempfile.mkdtemp(prefix=f".{destination.name}-old-", dir=destination.parent))
-    old = attic / "bundle"
-    try:
-        destination.rename(old)
-        work.rename(destination)
-    except BaseException:
-        if old.exists() and not destination.exists():
-            old.rename(destination)
-        raise
-    finally:
-        shutil.rmtree(attic, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

@@ -1,6 +1,7 @@
 """The command from end to end: its lines, its exit codes, and the nothing it leaves when refused or stopped."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,12 +67,24 @@ def _leave_alone(checkpoint: Path) -> None:
     pass
 
 
+def _be_a_file(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.write_text("")
+
+
+def _go_in_circles(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.symlink_to(checkpoint)
+
+
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
         (_remove_weights, POOLED, "neither model.safetensors"),
         (_remove_config, POOLED, "config.json: No such file"),
         (_claim_another_type, POOLED, "model_type 'mpnet' is not supported"),
+        (_be_a_file, POOLED, "tiny is not a directory; give the one"),
+        (_go_in_circles, POOLED, "tiny is not a directory; give the one"),
         (_leave_alone, [], "give --pooling mean|cls|last|max and --normalize or --no-normalize"),
         (_leave_alone, ["--pooling", "mean"], "give --pooling mean|cls|last|max and --normalize or --no-normalize"),
         (_leave_alone, [*POOLED, "--name", "../escape"], "name '../escape' is not letters"),
@@ -122,6 +135,69 @@ def test_a_failed_gate_leaves_nothing(
     assert _contents(tmp_path / "models") == []
 
 
+NO_SPACE = "the bundle cannot be written, "
+
+
+def test_a_file_that_may_not_be_that_long_is_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    done = _in_process(
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))", checkpoint, tmp_path / "models"
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"mhsa-export: {tmp_path / 'models' / 'tiny'}: {NO_SPACE}")
+    assert "make room, or give another --output" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert _contents(tmp_path / "models") == []
+
+
+def _can_mount() -> bool:
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _can_mount(), reason="a full disk is a mount, which takes root")
+def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """There is room for the 97 KiB of weights, and not for ONNX Runtime's copy of them."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = f"""
+mount -t tmpfs -o size=120k none {disk}
+{sys.executable} -m export {checkpoint} --output {disk}/models {" ".join(POOLED)}
+code=$?
+find {disk} -mindepth 1
+exit $code"""
+
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"mhsa-export: {disk}/models/tiny: {NO_SPACE}")
+    assert done.stderr.count("\n") == 1
+    assert all(" s  " in line for line in done.stdout.splitlines())  # the steps, and nothing that was found
+
+
+@pytest.mark.skipif(not _can_mount(), reason="a read-only disk is a mount, which takes root")
+def test_a_disk_that_is_read_only_is_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = f"""
+mount -t tmpfs -o ro none {disk}
+{sys.executable} -m export {checkpoint} --output {disk} {" ".join(POOLED)}"""
+
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"mhsa-export: {disk}/tiny: cannot be written to (Read-only file system)\n"
+
+
+def test_a_checkpoint_with_the_output_in_it_and_without_a_name_is_exported(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoint)
+
+    assert _export(Path(), Path("models"), *POOLED) == 0
+
+    assert read_bundle(checkpoint / "models" / "tiny" / "1").manifest.name == "tiny"
+
+
 def test_an_interrupt_leaves_nothing(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,19 +212,20 @@ def test_an_interrupt_leaves_nothing(
     assert _contents(tmp_path / "models") == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_leaves_nothing(checkpoint: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM, signal.SIGINT)])
+def test_signals_in_the_middle_leave_nothing(
+    checkpoint: Path, tmp_path: Path, numbers: tuple[signal.Signals, ...]
+) -> None:
     command = [sys.executable, "-m", "export", str(checkpoint), "--output", str(tmp_path / "models"), *POOLED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "read checkpoint" in process.stdout.readline()  # the rest takes seconds
-        process.send_signal(number)
+        for number in numbers:
+            process.send_signal(number)
         _, error = process.communicate()
 
-    assert (process.returncode, error) == (
-        128 + number,
-        "mhsa-export: interrupted; no bundle is left half-written\n",
-    )
+    assert process.returncode in {128 + number for number in numbers}
+    assert error == "mhsa-export: interrupted; no bundle is left half-written\n"
     assert _contents(tmp_path / "models") == []
 
 

@@ -18,7 +18,6 @@ from service.bundle import (
     Golden,
     GraphFacts,
     Manifest,
-    new_bundle,
     read_bundle,
     read_golden,
     write_golden,
@@ -280,118 +279,6 @@ def test_a_golden_file_without_sequences_is_refused(tmp_path: Path) -> None:
 def test_golden_outputs_of_another_width_than_the_model_are_refused(bundle: Path) -> None:
     write_manifest(bundle, replace(MANIFEST_VALUE, hidden_size=HIDDEN_SIZE + 1))
     assert "token_embeddings has shape (6, 4), expected (6, 5)" in refusal(bundle)
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
-
-
-def test_a_new_bundle_appears_when_the_block_ends_and_not_before(tmp_path: Path) -> None:
-    destination = tmp_path / "models" / "tiny" / "1"
-    with new_bundle(destination) as work:
-        (work / "file").write_text("new")
-        assert not destination.exists()
-    assert names(tmp_path / "models") == ["tiny", "tiny/1", "tiny/1/file"]
-    assert (destination / "file").read_text() == "new"
-
-
-def test_a_bundle_in_progress_does_not_look_like_a_version(tmp_path: Path) -> None:
-    with new_bundle(tmp_path / "tiny" / "1") as work:
-        assert work.parent == tmp_path / "tiny"
-        assert work.name.startswith(".")
-
-
-def test_a_new_bundle_can_be_read_by_everyone(tmp_path: Path) -> None:
-    with new_bundle(tmp_path / "1"):
-        pass
-    assert (tmp_path / "1").stat().st_mode & 0o777 == 0o755
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_block_that_fails_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    def fill(work: Path) -> None:
-        (work / "deep").mkdir()
-        (work / "deep" / "file").write_text("half")
-        raise error
-
-    with pytest.raises(error), new_bundle(tmp_path / "models" / "tiny" / "1") as work:
-        fill(work)
-    assert names(tmp_path) == []
-
-
-def test_a_block_that_fails_leaves_the_other_versions(tmp_path: Path) -> None:
-    (tmp_path / "tiny" / "1").mkdir(parents=True)
-    with pytest.raises(ValueError, match="half"), new_bundle(tmp_path / "tiny" / "2"):
-        raise ValueError("half")
-    assert names(tmp_path) == ["tiny", "tiny/1"]
-
-
-def test_an_existing_destination_is_refused_before_anything_is_done(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    was_entered = False
-    with pytest.raises(BundleError, match="exists; give --force"), new_bundle(tmp_path / "1"):
-        was_entered = True
-    assert not was_entered
-    assert names(tmp_path) == ["1"]
-
-
-def test_a_destination_that_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
-    faster = tmp_path / "other" / "1"
-    faster.mkdir(parents=True)
-    (faster / "file").write_text("faster")
-    with pytest.raises(BundleError, match="exists; give --force"), new_bundle(tmp_path / "1"):
-        shutil.copytree(faster, tmp_path / "1")
-    shutil.rmtree(faster.parent)
-    assert names(tmp_path) == ["1", "1/file"]
-    assert (tmp_path / "1" / "file").read_text() == "faster"
-
-
-def test_force_replaces_the_old_bundle_whole(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "old").write_text("old")
-    with new_bundle(tmp_path / "1", force=True) as work:
-        (work / "new").write_text("new")
-        assert names(tmp_path / "1") == ["old"]
-    assert names(tmp_path) == ["1", "1/new"]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_with_force_a_block_that_fails_leaves_the_old_bundle(tmp_path: Path, error: type[BaseException]) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "old").write_text("old")
-    with pytest.raises(error), new_bundle(tmp_path / "1", force=True):
-        raise error
-    assert names(tmp_path) == ["1", "1/old"]
-
-
-def test_an_interrupt_between_the_two_renames_brings_the_old_bundle_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "old").write_text("old")
-    rename = Path.rename
-
-    def interrupted(self: Path, target: Path) -> Path:
-        if target == tmp_path / "1" and "old" not in self.parent.name:
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), new_bundle(tmp_path / "1", force=True):
-        pass
-    assert names(tmp_path) == ["1", "1/old"]
-
-
-def test_force_without_an_old_bundle_is_fine(tmp_path: Path) -> None:
-    with new_bundle(tmp_path / "1", force=True):
-        pass
-    assert names(tmp_path) == ["1"]
-
-
-def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BundleError, match="cannot be written to"), new_bundle(tmp_path / "file" / "tiny" / "1"):
-        pass
 
 
 @pytest.mark.parametrize(
