@@ -12,7 +12,7 @@ Its temporary files stand beside the graph: they go when the bundle goes, and on
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from export.errors import ExportError
 from export.graph import OPSET, check_graph, count_fused, write_poisoned
 from export.grid import SEED, make_grid
 from export.pooling import PoolingChoice
+from export.worst import describe_worst
 from service.bundle import GraphFacts
 from service.engine import Engine, write_optimized
 from service.packing import PackedBatch, pack
@@ -100,7 +101,7 @@ def verify(subject: Subject, pooling: PoolingChoice, graph: Path) -> ParityRepor
     engine = Engine(graph, has_token_types=has_token_types)
     grid = make_grid(subject)
     report = ParityReport(tuple(_compare(name, subject, pooling, engine, batch) for name, batch in grid.items()), facts)
-    _check(report)
+    _check(report, lambda name, rows: _show(subject, pooling, engine, grid[name], rows))
     uneven = pack(grid["one long, many short"])
     _check_unused_slots(engine, uneven)
     verify_isolation(graph, uneven, has_token_types=has_token_types)
@@ -164,7 +165,7 @@ def _compare(
 ) -> CaseParity:
     batch = pack(sequences)
     expected, found = reference_answer(subject, pooling, sequences), _run(engine, batch)
-    alone = [_run(engine, pack([sequence])) for sequence in sequences] if len(sequences) > 1 else [found]
+    alone = _run_alone(engine, sequences) if len(sequences) > 1 else found
     return CaseParity(
         name,
         batch.num_sequences,
@@ -174,10 +175,7 @@ def _compare(
         pooled_error=_error(found.pooled, expected.pooled),
         token_cosine=_cosine(found.tokens, expected.tokens),
         pooled_cosine=_cosine(found.pooled, expected.pooled),
-        company_error=max(
-            _error(found.tokens, np.concatenate([answer.tokens for answer in alone])),
-            _error(found.pooled, np.concatenate([answer.pooled for answer in alone])),
-        ),
+        company_error=max(_error(found.tokens, alone.tokens), _error(found.pooled, alone.pooled)),
     )
 
 
@@ -185,6 +183,12 @@ def _run(engine: Engine, batch: PackedBatch) -> Answer:
     outputs = engine.run(batch, wants_tokens=True)
     assert outputs.token_embeddings is not None  # they were asked for
     return Answer(outputs.token_embeddings, outputs.sentence_embedding)
+
+
+def _run_alone(engine: Engine, sequences: list[TokenSequence]) -> Answer:
+    """The answers to sequences that each had a batch of its own."""
+    answers = [_run(engine, pack([sequence])) for sequence in sequences]
+    return Answer(*(np.concatenate(rows) for rows in zip(*answers, strict=True)))
 
 
 def _error(found: Float32Array, expected: Float32Array) -> float:
@@ -204,25 +208,34 @@ def _cosine(found: Float32Array, expected: Float32Array) -> float:
     return float(np.where(is_zero, 1.0, products / np.where(norms > 0, norms, 1.0)).min())
 
 
-def _check(report: ParityReport) -> None:
-    """Raise `ExportError` for the number that is furthest past its limit."""
+def _check(report: ParityReport, show: Callable[[str, str], str]) -> None:
+    """Raise `ExportError` for the number that is furthest past its limit, and `show` where it comes from."""
     ratios = {
-        (case.name, quantity, value, limit): value / limit
+        (case.name, rows, quantity, value, limit): value / limit
         for case in report.cases
-        for quantity, value, limit in (
-            ("largest error of a token vector", case.token_error, MAX_ERROR),
-            ("largest error of a pooled vector", case.pooled_error, MAX_ERROR),
-            ("1 - smallest cosine of a token vector", 1 - case.token_cosine, 1 - MIN_COSINE),
-            ("1 - smallest cosine of a pooled vector", 1 - case.pooled_cosine, 1 - MIN_COSINE),
-            ("difference between a sequence alone and in company", case.company_error, MAX_COMPANY_ERROR),
+        for rows, quantity, value, limit in (
+            ("token", "largest error of a token vector", case.token_error, MAX_ERROR),
+            ("pooled", "largest error of a pooled vector", case.pooled_error, MAX_ERROR),
+            ("token", "1 - smallest cosine of a token vector", 1 - case.token_cosine, 1 - MIN_COSINE),
+            ("pooled", "1 - smallest cosine of a pooled vector", 1 - case.pooled_cosine, 1 - MIN_COSINE),
+            ("alone", "difference between a sequence alone and in company", case.company_error, MAX_COMPANY_ERROR),
         )
     }
-    (name, quantity, value, limit), ratio = max(ratios.items(), key=lambda item: item[1])
+    (name, rows, quantity, value, limit), ratio = max(ratios.items(), key=lambda item: item[1])
     if ratio > 1:
         raise ExportError(
             f"the exported graph does not answer as PyTorch does: {quantity} is {value:.2e} in batch {name!r}; "
-            f"the limit is {limit:.0e}. Nothing was written; report it with the checkpoint's name"
+            f"the limit is {limit:.0e}; {show(name, rows)}. Nothing was written; report it with the checkpoint's name"
         )
+
+
+def _show(subject: Subject, pooling: PoolingChoice, engine: Engine, sequences: list[TokenSequence], rows: str) -> str:
+    """The worst of a batch's "token" or "pooled" rows, or of its rows against those of each sequence "alone"."""
+    found = _run(engine, pack(sequences))
+    expected = _run_alone(engine, sequences) if rows == "alone" else reference_answer(subject, pooling, sequences)
+    is_token = rows == "token" or (rows == "alone" and not np.array_equal(found.tokens, expected.tokens))
+    pair = (found.tokens, expected.tokens) if is_token else (found.pooled, expected.pooled)
+    return describe_worst(*pair, sequences)
 
 
 def _check_unused_slots(engine: Engine, batch: PackedBatch) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from export.checkpoint import Subject, read_checkpoint
 from export.encoder import Encoder, EncoderConfig
 from export.errors import ExportError
 from export.graph import PackedModel, count_fused, export_graph
+from export.grid import make_grid
 from export.pooling import PoolingChoice
 from export.verify import MAX_ERROR, CaseParity, ParityReport, reference_answer, verify, verify_fusion, verify_isolation
 from service.bundle import GraphFacts
@@ -127,6 +129,24 @@ def test_another_weight_is_refused_with_the_worst_case(graph: Path) -> None:
         verify(_subject(other), POOLING, graph)
 
 
+def test_a_refusal_shows_the_input_of_the_worst_number(graph: Path) -> None:
+    other = _encoder()
+    with torch.no_grad():
+        other.embedding.weight[17] += 1.0  # one token id's
+
+    with pytest.raises(ExportError) as caught:
+        verify(_subject(other), POOLING, graph)
+
+    line = str(caught.value)
+    where = re.search(r"in batch '(.+)'; .* worst in sequence (\d+) of (\d+), token (\d+) of (\d+)", line)
+    assert where is not None
+    batch = make_grid(_subject(other))[where[1]]
+    sequence = batch[int(where[2])]
+    assert (int(where[3]), int(where[5])) == (len(batch), sequence.num_tokens)
+    assert 17 in sequence.token_ids  # wherever attention carried it
+    assert f"its token_ids are [{' '.join(map(str, sequence.token_ids))}]" in line
+
+
 def test_another_pooling_is_refused(graph: Path) -> None:
     with pytest.raises(ExportError, match="pooled vector is"):
         verify(_subject(_encoder()), PoolingChoice("cls", normalize=False), graph)
@@ -138,7 +158,7 @@ def test_a_vector_that_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_depends_on_batch_mates_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="difference between a sequence alone and in company"):
+    with pytest.raises(ExportError, match=r"difference between a sequence alone and in company .* worst in sequence"):
         verify(_subject(LeaksToBatchMates()), POOLING, _export(LeaksToBatchMates(), tmp_path))
 
 
