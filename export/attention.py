@@ -180,6 +180,7 @@ def _transformers_attention(
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls, on (1, H, T, D); `packing` is a keyword that was given to the model.
 
+    Keys and values may have fewer heads, each of which serves as many heads of the query one after another.
     A token sees those less than `sliding_window` columns away. Source: transformers' masking_utils, where a causal
     window is that and a bidirectional one includes its bound; ModernBERT therefore adds 1 before it calls attention.
     """
@@ -188,8 +189,16 @@ def _transformers_attention(
     if packing is None or attention_mask is not None or dropout:
         raise ValueError(f"{type(module).__name__}: packed attention takes `packing`, no mask and no dropout")
     num_heads = query.shape[1]
+    key, value = (_repeat_heads(heads, num_heads // heads.shape[1]) for heads in (key, value))  # (1, H, T, D)
     rows = [heads.transpose(1, 2).reshape(-1, num_heads * heads.shape[-1]) for heads in (query, key, value)]  # (T, E)
     is_causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
     bias = None if sliding_window is None else packing.window_bias(sliding_window)
     attended = attend(*rows, num_heads=num_heads, scale=scaling, is_causal=is_causal, bias=bias, packing=packing)
     return attended.view(1, -1, num_heads, value.shape[-1]), None  # (1, T, H, D)
+
+
+def _repeat_heads(heads: Tensor, times: int) -> Tensor:
+    """(1, H, T, D) -> (1, H x times, T, D), the repeats of a head side by side."""
+    if times == 1:
+        return heads
+    return heads.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)

@@ -84,6 +84,25 @@ FAMILIES: dict[str, Maker] = {
     "albert": Maker(
         "Albert", _SIZES | {"embedding_size": 16}, heads=("ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
     ),
+    "gpt2": Maker(
+        "GPT2",
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "initializer_range": 0.3,
+            "pad_token_id": PAD,
+        },
+        heads=("LMHeadModel", "ForSequenceClassification", "DoubleHeadsModel"),
+    ),
+    # The head size is not the width by the number of heads.
+    "qwen3": Maker(
+        "Qwen3",
+        _SIZES | {"num_key_value_heads": 2, "head_dim": 12},
+        heads=("ForCausalLM", "ForSequenceClassification"),
+    ),
 }
 
 

@@ -3,15 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from export.errors import ExportError
+from export.families.causal import CAUSAL
 from export.families.encoder import TransformersEncoder
 from export.families.family import Family
 from export.families.plain import PLAIN
 from export.families.refusals import EVERYWHERE
 
-FAMILIES: dict[str, Family] = PLAIN
+FAMILIES: dict[str, Family] = PLAIN | CAUSAL
 _RELATIVE = "its relative position bias is added inside attention, where the fused operator cannot see it"
 _REFUSED = {"mpnet": _RELATIVE, "deberta": _RELATIVE, "deberta-v2": _RELATIVE, "t5": _RELATIVE}
 
@@ -44,7 +45,16 @@ def build_encoder(
         model = family.model_class(config, **({"add_pooling_layer": False} if family.has_pooler else {}))
     except Exception as error:  # as above
         raise _broken(directory, error) from error
+    if not getattr(config, "is_causal", True):
+        _let_see_both_ways(model)
     return TransformersEncoder(model, family.positions), config
+
+
+def _let_see_both_ways(model: PreTrainedModel) -> None:
+    """What transformers' mask does for `is_causal` false; the seam makes no mask and asks the attention modules."""
+    for module in model.modules():
+        if getattr(module, "is_causal", False):
+            setattr(module, "is_causal", False)  # noqa: B010  # nn.Module is typed to hold tensors and modules alone
 
 
 def _broken(directory: Path, error: Exception) -> ExportError:

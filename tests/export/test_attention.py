@@ -186,6 +186,21 @@ class TestAsTransformersCallsIt:
         with pytest.raises(ValueError, match=f"Identity asks for {keyword}"):
             self._call(packing, None, **{keyword: 4})
 
+    def test_heads_of_keys_and_values_serve_several_heads_of_the_query(self, packing: Packing) -> None:
+        register_with_transformers()
+        query, key, value = (
+            rows.view(1, -1, HEADS, WIDTH // HEADS).transpose(1, 2) for rows in _qkv(int(packing.lengths.sum()))
+        )
+        grouped = ALL_ATTENTION_FUNCTIONS["mhsa_packed"](
+            nn.Identity(), query, key[:, :2], value[:, :2], None, packing=packing
+        )[0]
+
+        of_head = [0, 0, 1, 1]
+        expected = ALL_ATTENTION_FUNCTIONS["mhsa_packed"](
+            nn.Identity(), query, key[:, of_head], value[:, of_head], None, packing=packing
+        )[0]
+        assert torch.equal(grouped, expected)
+
     def test_a_sliding_window_is_a_local_window(self, packing: Packing) -> None:
         attended = self._call(packing, sliding_window=2)
 

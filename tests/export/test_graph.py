@@ -265,6 +265,22 @@ def test_a_poisoned_copy_has_one_more_token_id_which_is_nan(tiny_bundle: Path, t
     assert np.array_equal(found[3:], expected[3:])
 
 
+class PositionsFirst(nn.Module):
+    """Looks up by what is computed from token ids before it looks up the token ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.tokens = nn.Embedding(2, 4), nn.Embedding(9, 4)
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor, packing: Packing) -> Tensor:
+        rows: Tensor = self.positions((token_ids != 0).long()) + self.tokens(token_ids)
+        return rows
+
+
+def test_the_table_of_tokens_is_poisoned_and_no_other(tmp_path: Path) -> None:
+    assert write_poisoned(_export(tmp_path, PositionsFirst()), tmp_path / "poisoned.onnx") == 9
+
+
 def test_a_graph_without_a_table_of_tokens_cannot_be_poisoned(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="looks no token ids up"):
         write_poisoned(_export(tmp_path, Constant()), tmp_path / "poisoned.onnx")

@@ -1,6 +1,7 @@
 """Packed rows against transformers' own eager model on a padded batch, before anything is exported."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,13 +60,54 @@ def _packed(encoder: torch.nn.Module, ids: Tensor, types: Tensor, mask: Tensor, 
     return found
 
 
+def _rope(**kind: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0} | kind}
+
+
+# What a configuration may change about attention or positions.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("albert", {"num_hidden_groups": 2}),
+    ("electra", {"embedding_size": 32}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    ("gpt2", {"scale_attn_weights": False}),
+    ("gpt2", {"reorder_and_upcast_attn": True}),
+    ("gpt2", {"is_causal": False}),
+    ("qwen3", {"num_key_value_heads": 1}),
+    ("qwen3", {"num_key_value_heads": 4}),
+    ("qwen3", {"is_causal": False}),
+    ("qwen3", {"attention_bias": True}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    ("qwen3", _rope(rope_type="linear", factor=4.0)),
+    ("qwen3", _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
+    (
+        "qwen3",
+        _rope(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+]
+
+
 @pytest.mark.parametrize("padding", MASKS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_are_what_transformers_gives_padded(family: str, padding: str, tmp_path: Path) -> None:
-    theirs = write_checkpoint(family, tmp_path)
+    _assert_parity(family, MASKS[padding], tmp_path)
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=str)
+def test_so_they_are_in_every_variant(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    _assert_parity(family, MASKS["holes"], tmp_path, **changes)
+
+
+def _assert_parity(family: str, seen: list[list[int]], directory: Path, **changes: Any) -> None:
+    theirs = write_checkpoint(family, directory, **changes)
     theirs.set_attn_implementation("eager")
-    found = read_checkpoint(tmp_path)
-    mask = torch.tensor(MASKS[padding], dtype=torch.bool)
+    found = read_checkpoint(directory)
+    mask = torch.tensor(seen, dtype=torch.bool)
     ids, types = _batch(mask, found.type_vocab_size)
     has_types = found.type_vocab_size > 0
 

@@ -1,19 +1,23 @@
 """Every family from a directory to a bundle that passed the gate: fused nodes, parity, isolation, unused slots."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from export.steps import export_checkpoint
-from service.bundle import read_bundle
+from service.bundle import Pooling, read_bundle
 from tests.checkpoints import FAMILIES, write_checkpoint
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_checkpoint_becomes_a_verified_bundle(family: str, tmp_path: Path) -> None:
-    write_checkpoint(family, tmp_path / "tiny")
 
-    path, report = export_checkpoint(tmp_path / "tiny", tmp_path / "models", pooling="mean", normalize=False)
+@pytest.mark.parametrize(("family", "changes"), [*((family, {}) for family in FAMILIES), ("qwen3", WINDOW)], ids=str)
+def test_a_checkpoint_becomes_a_verified_bundle(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(family, tmp_path / "tiny", **changes)
+    pooling: Pooling = "last" if family in ("gpt2", "qwen3") else "mean"
+
+    path, report = export_checkpoint(tmp_path / "tiny", tmp_path / "models", pooling=pooling, normalize=False)
 
     assert read_bundle(path).manifest.family == family
     assert report.graph.fused_attention_nodes == 2

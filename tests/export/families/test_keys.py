@@ -34,6 +34,25 @@ def _rewrite(directory: Path, weights: dict[str, Tensor]) -> None:
     save_file({key: weight.contiguous() for key, weight in weights.items()}, directory / "model.safetensors")
 
 
+def test_masks_that_older_gpt2s_saved_are_left_aside(tmp_path: Path) -> None:
+    saved = write_checkpoint("gpt2", tmp_path)
+    masks = {f"h.{layer}.attn.{name}": torch.ones(1) for layer in range(2) for name in ("bias", "masked_bias")}
+    _rewrite(tmp_path, load_file(tmp_path / "model.safetensors") | masks)
+
+    found = read_checkpoint(tmp_path)
+
+    _assert_same_weights(found.encoder.model, saved)
+    assert set(found.unused_keys) == set(masks)
+
+
+@pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "layers.1.self_attn.rotary_emb.inv_freq"])
+def test_frequencies_that_older_versions_saved_are_left_aside(name: str, tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    _rewrite(tmp_path, load_file(tmp_path / "model.safetensors") | {name: torch.ones(6)})
+
+    assert read_checkpoint(tmp_path).unused_keys == (name,)
+
+
 def _old_names(key: str) -> str:
     return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 

@@ -65,6 +65,37 @@ def test_several_attentions_in_a_layer(tmp_path: Path) -> None:
     assert "inner_group_num is 2" in _refusal("albert", tmp_path, inner_group_num=2)
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_frequencies_that_depend_on_the_length(kind: str, field: str, tmp_path: Path) -> None:
+    rotation = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    rotation |= {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+
+    assert f"rope_type is '{kind}', whose rotation depends on the length" in _refusal(
+        "qwen3", tmp_path, **{"rope_parameters": None, field: rotation}
+    )
+
+
+def test_key_heads_that_do_not_divide_the_heads(tmp_path: Path) -> None:
+    assert "num_attention_heads 4 is no multiple of num_key_value_heads 3" in _refusal(
+        "qwen3", tmp_path, num_key_value_heads=3
+    )
+
+
+def test_sight_both_ways_that_transformers_ignores(tmp_path: Path) -> None:
+    assert "use_bidirectional_attention is true" in _refusal("qwen3", tmp_path, use_bidirectional_attention=True)
+
+
+def test_a_window_that_sees_both_ways(tmp_path: Path) -> None:
+    changes = {"use_sliding_window": True, "sliding_window": 4, "is_causal": False}
+
+    assert "windows are known for causal attention only" in _refusal("qwen3", tmp_path, **changes)
+
+
+def test_a_gpt2_that_reads_an_encoder(tmp_path: Path) -> None:
+    assert "it has cross attention" in _refusal("gpt2", tmp_path, add_cross_attention=True)
+
+
 def test_a_vocabulary_of_another_size(tmp_path: Path) -> None:
     refusal = _refusal("distilbert", tmp_path, vocab_size=201)
 
