@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from export.attention import Packing
 from export.checkpoint import Checkpoint, read_checkpoint
 from export.graph import OPSET
-from export.pooling import PoolingChoice, choose_pooling, pool
+from export.heads import Head
+from export.sentence_transformers import choose_embedding
 
 
 class Slots(Packing):
@@ -32,10 +33,10 @@ class Slots(Packing):
 class PaddedModel(nn.Module):
     """token_ids, position_ids, token_type_ids (B, S), lengths (B,) -> sentence_embedding (B, E)."""
 
-    def __init__(self, encoder: nn.Module, pooling: PoolingChoice) -> None:
+    def __init__(self, encoder: nn.Module, head: Head) -> None:
         super().__init__()
         self.encoder = encoder
-        self.pooling = pooling
+        self.head = head
 
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, lengths: Tensor, token_type_ids: Tensor | None = None
@@ -43,12 +44,13 @@ class PaddedModel(nn.Module):
         slots = Slots(token_ids, token_ids, lengths)
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids.flatten()}
         rows = self.encoder(token_ids.flatten(), position_ids.flatten(), packing=slots, **types)  # (B * S, E)
-        return pool(rows, slots, self.pooling)
+        pooled: Tensor = self.head(rows, slots, token_ids.flatten())
+        return pooled
 
 
 def export_padded(checkpoint: Checkpoint, path: Path) -> None:
     """Write the padded graph and its weights beside it."""
-    model = PaddedModel(checkpoint.encoder, choose_pooling(checkpoint, None)).eval()
+    model = PaddedModel(checkpoint.encoder, choose_embedding(checkpoint)).eval()
     inputs = _example_inputs(has_token_types=checkpoint.type_vocab_size > 0)
     with torch.no_grad():
         program = torch.onnx.export(

@@ -1,6 +1,6 @@
 """The packed forward and its export to ONNX.
 
-Inputs are those of `service.packing.PackedBatch`, outputs token_embeddings (T, E) and sentence_embedding (B, E). The
+Inputs are those of `service.packing.PackedBatch`, outputs token_embeddings (T, E) and sentence_embedding (B, N). The
 graph leaves here with plain operators plus the fused attention; ONNX Runtime fuses the rest as suits the device when it
 loads it, for which opset 20's Gelu is needed.
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from export.attention import OPERATOR, OPERATOR_DOMAIN, Packing
 from export.errors import ExportError
-from export.pooling import PoolingChoice, pool
+from export.heads import Head
 
 OPSET = 20
 OUTPUTS = ("token_embeddings", "sentence_embedding")
@@ -45,15 +45,15 @@ _EXAMPLE_TOKENS, _EXAMPLE_SEQUENCES, _EXAMPLE_LONGEST = 13, 3, 7
 
 
 class PackedModel(nn.Module):
-    """An encoder with its pooling, on a packed batch.
+    """An encoder with its head, on a packed batch.
 
     `encoder(token_ids, position_ids, packing=...)` maps (T,) to (T, E); it takes `token_type_ids` if `has_token_types`.
     """
 
-    def __init__(self, encoder: nn.Module, pooling: PoolingChoice, *, has_token_types: bool) -> None:
+    def __init__(self, encoder: nn.Module, head: Head, *, has_token_types: bool) -> None:
         super().__init__()
         self.encoder = encoder
-        self.pooling = pooling
+        self.head = head
         self.has_token_types = has_token_types
 
     def forward(
@@ -68,7 +68,7 @@ class PackedModel(nn.Module):
         packing = Packing(pad_index, unpad_index, lengths, position_ids)
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         rows = self.encoder(token_ids, position_ids, packing=packing, **types)  # (T, E)
-        return rows, pool(rows, packing, self.pooling)
+        return rows, self.head(rows, packing, token_ids)
 
 
 def export_graph(model: PackedModel, path: Path) -> None:

@@ -18,7 +18,8 @@ from export.checkpoint import Checkpoint, read_checkpoint
 from export.errors import ExportError
 from export.graph import PackedModel, export_graph
 from export.grid import english_sequences
-from export.pooling import PoolingChoice, choose_pooling
+from export.heads import Head
+from export.sentence_transformers import choose_embedding
 from export.verify import ParityReport, reference_answer, verify
 from export.workplace import new_bundle
 from service.bundle import (
@@ -81,17 +82,17 @@ def export_checkpoint(
     with new_bundle(destination, force=force) as directory:
         with steps.step("read checkpoint") as details:
             checkpoint = read_checkpoint(checkpoint_path)
-            choice = choose_pooling(checkpoint, pooling, normalize)
-            details += _describe(checkpoint, choice)
+            head = choose_embedding(checkpoint, pooling, normalize)
+            details += _describe(checkpoint, head)
         with steps.step("export graph") as details:
-            model = PackedModel(checkpoint.encoder, choice, has_token_types=checkpoint.type_vocab_size > 0)
+            model = PackedModel(checkpoint.encoder, head, has_token_types=checkpoint.type_vocab_size > 0)
             export_graph(model, directory / GRAPH)
             details.append(f"{sum(file.stat().st_size for file in directory.iterdir()) / 2**20:.1f} MiB")
         with steps.step("verify against PyTorch") as details:
-            report = verify(checkpoint, choice, directory / GRAPH)
+            report = verify(checkpoint, head, directory / GRAPH)
             details.append(f"{report.graph.fused_attention_nodes} fused attention nodes, {len(report.cases)} batches")
         with steps.step("write bundle") as details:
-            digest = _write_rest(directory, name, checkpoint, choice, report)
+            digest = _write_rest(directory, name, checkpoint, head, report)
             details.append(f"sha256 {digest}")
     return destination, report
 
@@ -103,25 +104,25 @@ def _require_safe(name: str, version: str) -> None:
         raise ExportError(f"version {version!r} is not a whole number of at least 1; give another --version")
 
 
-def _describe(checkpoint: Checkpoint, choice: PoolingChoice) -> list[str]:
+def _describe(checkpoint: Checkpoint, head: Head) -> list[str]:
     details = [
         f"{checkpoint.family}, {checkpoint.num_layers} layers, hidden size {checkpoint.hidden_size}",
         f"at most {checkpoint.max_sequence_tokens} tokens",
-        f"{choice.mode} pooling, {'normalized' if choice.normalize else 'not normalized'}",
+        f"{head.pooling} pooling, {'normalized' if head.normalize else 'not normalized'}",
     ]
     return details + ([f"left aside: {', '.join(checkpoint.unused_keys)}"] if checkpoint.unused_keys else [])
 
 
-def _write_rest(directory: Path, name: str, checkpoint: Checkpoint, choice: PoolingChoice, report: ParityReport) -> str:
+def _write_rest(directory: Path, name: str, checkpoint: Checkpoint, head: Head, report: ParityReport) -> str:
     (directory / PARITY).write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     (directory / TOKENIZER).mkdir()
     for file in checkpoint.tokenizer_files:
         shutil.copyfile(file, directory / TOKENIZER / file.name)
-    write_golden(directory / GOLDEN, _make_golden(checkpoint, choice))
-    return write_manifest(directory, _make_manifest(name, checkpoint, choice, report))
+    write_golden(directory / GOLDEN, _make_golden(checkpoint, head))
+    return write_manifest(directory, _make_manifest(name, checkpoint, head, report))
 
 
-def _make_golden(checkpoint: Checkpoint, choice: PoolingChoice) -> Golden:
+def _make_golden(checkpoint: Checkpoint, head: Head) -> Golden:
     """Eight ragged sequences, one token and the longest among them, with PyTorch's outputs."""
     rng = np.random.default_rng(0)
     lengths = [min(size, checkpoint.max_sequence_tokens) for size in (1, 2, 17, checkpoint.max_sequence_tokens)]
@@ -131,11 +132,11 @@ def _make_golden(checkpoint: Checkpoint, choice: PoolingChoice) -> Golden:
         for row in columns
     ]
     sequences += english_sequences(checkpoint.tokenize, 4, min(64, checkpoint.max_sequence_tokens))
-    answer = reference_answer(checkpoint, choice, sequences)
+    answer = reference_answer(checkpoint, head, sequences)
     return Golden(tuple(sequences), answer.tokens, answer.pooled)
 
 
-def _make_manifest(name: str, checkpoint: Checkpoint, choice: PoolingChoice, report: ParityReport) -> Manifest:
+def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: ParityReport) -> Manifest:
     return Manifest(
         name=name,
         family=checkpoint.family,
@@ -146,8 +147,8 @@ def _make_manifest(name: str, checkpoint: Checkpoint, choice: PoolingChoice, rep
         type_vocab_size=checkpoint.type_vocab_size,
         pad_token_id=checkpoint.pad_token_id,
         max_sequence_tokens=checkpoint.max_sequence_tokens,
-        pooling=choice.mode,
-        normalize=choice.normalize,
+        pooling=head.pooling,
+        normalize=head.normalize,
         precision="fp32",
         golden_tolerance=GOLDEN_TOLERANCE,
         graph=report.graph,

@@ -1,7 +1,7 @@
 """The gate: PyTorch, padded and eager, against `service.engine` on ragged batches. A bundle that fails is not written.
 
 The reference shares nothing with what it judges: transformers' own eager attention on a padded batch with a mask, and
-pooling written out again below, per sequence. It is compared through the very engine that will serve, on grid.py's
+the head's own reference, sequence by sequence. It is compared through the very engine that will serve, on grid.py's
 batches.
 
 Besides parity: a sequence's answer must not depend on its batch mates, what stands in unused slots must not change a
@@ -28,7 +28,7 @@ from export.checkpoint import Subject
 from export.errors import ExportError
 from export.graph import OPSET, check_graph, count_fused, write_poisoned
 from export.grid import SEED, make_grid
-from export.pooling import PoolingChoice
+from export.heads import Head
 from export.worst import describe_worst
 from service.bundle import GraphFacts
 from service.engine import Engine, write_optimized
@@ -43,7 +43,7 @@ MAX_COMPANY_ERROR = 1e-6
 
 
 class Answer(NamedTuple):
-    """Vectors of a batch: tokens (T, E), pooled (B, E)."""
+    """Vectors of a batch: tokens (T, E), pooled (B, N)."""
 
     tokens: Float32Array
     pooled: Float32Array
@@ -94,14 +94,14 @@ class ParityReport:
         return table
 
 
-def verify(subject: Subject, pooling: PoolingChoice, graph: Path) -> ParityReport:
+def verify(subject: Subject, head: Head, graph: Path) -> ParityReport:
     """Hold the graph file against its reference. Raises `ExportError` that names the worst case."""
     has_token_types = subject.type_vocab_size > 0
     facts = verify_fusion(graph, num_layers=subject.num_layers, has_token_types=has_token_types)
     engine = Engine(graph, has_token_types=has_token_types)
     grid = make_grid(subject)
-    report = ParityReport(tuple(_compare(name, subject, pooling, engine, batch) for name, batch in grid.items()), facts)
-    _check(report, lambda name, rows: _show(subject, pooling, engine, grid[name], rows))
+    report = ParityReport(tuple(_compare(name, subject, head, engine, batch) for name, batch in grid.items()), facts)
+    _check(report, lambda name, rows: _show(subject, head, engine, grid[name], rows))
     uneven = pack(grid["one long, many short"])
     _check_unused_slots(engine, uneven)
     verify_isolation(graph, uneven, has_token_types=has_token_types)
@@ -136,7 +136,7 @@ def verify_isolation(graph: Path, batch: PackedBatch, *, has_token_types: bool) 
             _check_isolation("pooled", found.pooled, expected.pooled, is_ill)
 
 
-def reference_answer(subject: Subject, pooling: PoolingChoice, sequences: Sequence[TokenSequence]) -> Answer:
+def reference_answer(subject: Subject, head: Head, sequences: Sequence[TokenSequence]) -> Answer:
     """PyTorch's answer: each token in the column that its position names, a mask, eager attention."""
     width = 1 + max(int(sequence.position_ids.max()) for sequence in sequences)
     shape = (len(sequences), width)
@@ -149,22 +149,18 @@ def reference_answer(subject: Subject, pooling: PoolingChoice, sequences: Sequen
         mask[row, columns] = True
     keywords: dict[str, Tensor] = {"token_type_ids": types} if subject.type_vocab_size else {}
     with torch.no_grad():
-        hidden = subject.encoder(ids, mask=mask, **keywords).numpy()  # (B, S, E)
-    rows = [hidden[row, sequence.position_ids] for row, sequence in enumerate(sequences)]
-    return Answer(np.concatenate(rows), np.stack([_pool(row, pooling) for row in rows]))
+        hidden = subject.encoder(ids, mask=mask, **keywords)  # (B, S, E)
+        rows = [hidden[row, sequence.position_ids] for row, sequence in enumerate(sequences)]
+        pooled = [
+            head.reference(part, torch.from_numpy(sequence.token_ids))
+            for part, sequence in zip(rows, sequences, strict=True)
+        ]
+    return Answer(torch.cat(rows).numpy(), torch.stack(pooled).numpy())
 
 
-def _pool(rows: Float32Array, pooling: PoolingChoice) -> Float32Array:
-    how = {"mean": rows.mean(0), "max": rows.max(0), "cls": rows[0], "last": rows[-1]}
-    pooled: Float32Array = how[pooling.mode]
-    return pooled / max(np.linalg.norm(pooled), np.float32(1e-12)) if pooling.normalize else pooled
-
-
-def _compare(
-    name: str, subject: Subject, pooling: PoolingChoice, engine: Engine, sequences: list[TokenSequence]
-) -> CaseParity:
+def _compare(name: str, subject: Subject, head: Head, engine: Engine, sequences: list[TokenSequence]) -> CaseParity:
     batch = pack(sequences)
-    expected, found = reference_answer(subject, pooling, sequences), _run(engine, batch)
+    expected, found = reference_answer(subject, head, sequences), _run(engine, batch)
     alone = _run_alone(engine, sequences) if len(sequences) > 1 else found
     return CaseParity(
         name,
@@ -229,10 +225,10 @@ def _check(report: ParityReport, show: Callable[[str, str], str]) -> None:
         )
 
 
-def _show(subject: Subject, pooling: PoolingChoice, engine: Engine, sequences: list[TokenSequence], rows: str) -> str:
+def _show(subject: Subject, head: Head, engine: Engine, sequences: list[TokenSequence], rows: str) -> str:
     """The worst of a batch's "token" or "pooled" rows, or of its rows against those of each sequence "alone"."""
     found = _run(engine, pack(sequences))
-    expected = _run_alone(engine, sequences) if rows == "alone" else reference_answer(subject, pooling, sequences)
+    expected = _run_alone(engine, sequences) if rows == "alone" else reference_answer(subject, head, sequences)
     is_token = rows == "token" or (rows == "alone" and not np.array_equal(found.tokens, expected.tokens))
     pair = (found.tokens, expected.tokens) if is_token else (found.pooled, expected.pooled)
     return describe_worst(*pair, sequences)

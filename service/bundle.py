@@ -40,7 +40,7 @@ _FLAT_IDS = ("token_ids", "position_ids", "token_type_ids")
 _EXPECTED = ("token_embeddings", "sentence_embedding")
 _AGAIN = "export it again"
 
-Pooling = Literal["mean", "cls", "last", "max"]
+Pooling = Literal["mean", "cls", "last", "max", "mean_sqrt_len"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,8 @@ def pool(rows: Rows, mode: str) -> Float64Array:
         return np.array([sum(column) / len(column) for column in wide.T])
     if mode == "max":
         return np.array([max(column) for column in wide.T])
+    if mode == "mean_sqrt_len":
+        return np.array([sum(column) / math.sqrt(len(column)) for column in wide.T])
     row: Float64Array = {"cls": wide[0], "last": wide[-1]}[mode]
     return row
 

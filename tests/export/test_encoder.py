@@ -21,7 +21,7 @@ from export.encoder import (
     SinusoidalPositions,
 )
 from export.graph import PackedModel, export_graph
-from export.pooling import PoolingChoice
+from export.heads import EmbeddingHead
 from export.verify import verify
 from service.packing import PackedBatch
 from tests import reference
@@ -270,7 +270,7 @@ class BareAttention(nn.Module):
 
 
 def _verify_exported(encoder: nn.Module, num_layers: int, graph: Path) -> None:
-    pooling = PoolingChoice("mean", normalize=True)
+    pooling = EmbeddingHead("mean", normalize=True)
     export_graph(PackedModel(encoder, pooling, has_token_types=False), graph)
     report = verify(
         Subject(

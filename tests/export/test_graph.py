@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from export.attention import Packing, attend
 from export.errors import ExportError
 from export.graph import PackedModel, check_graph, count_fused, export_graph, write_poisoned
-from export.pooling import POOLINGS, PoolingChoice
+from export.heads import EmbeddingHead
+from export.pooling import POOLINGS
 from service.bundle import Pooling
 from service.packing import PackedBatch, pack
 from service.request import TokenSequence
@@ -86,7 +87,7 @@ def _export(
     path: Path, encoder: nn.Module, mode: Pooling = "mean", *, normalize: bool = False, has_token_types: bool = False
 ) -> Path:
     graph = path / "model.onnx"
-    export_graph(PackedModel(encoder, PoolingChoice(mode, normalize), has_token_types=has_token_types), graph)
+    export_graph(PackedModel(encoder, EmbeddingHead(mode, normalize), has_token_types=has_token_types), graph)
     return graph
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from export.attention import Packing, attend
 from export.graph import PackedModel, count_fused, export_graph
-from export.pooling import PoolingChoice
+from export.heads import EmbeddingHead
 from export.verify import verify_isolation
 from service.packing import PackedBatch, pack
 from service.request import TokenSequence
@@ -53,7 +53,7 @@ class LocalAttention(nn.Module):
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalAttention, Path]:
     """The module and the graph of it."""
     module, graph = LocalAttention(is_causal=request.param), tmp_path_factory.mktemp("window") / "model.onnx"
-    export_graph(PackedModel(module, PoolingChoice("mean", False), has_token_types=False), graph)
+    export_graph(PackedModel(module, EmbeddingHead("mean", False), has_token_types=False), graph)
     return module, graph
 
 

@@ -20,14 +20,14 @@ from export.encoder import Encoder, EncoderConfig
 from export.errors import ExportError
 from export.graph import PackedModel, count_fused, export_graph
 from export.grid import make_grid
-from export.pooling import PoolingChoice
+from export.heads import EmbeddingHead
 from export.verify import MAX_ERROR, CaseParity, ParityReport, reference_answer, verify, verify_fusion, verify_isolation
 from service.bundle import GraphFacts
 from service.packing import PackedBatch, pack
 from service.request import TokenSequence
 from tests import reference
 
-POOLING = PoolingChoice("mean", normalize=False)
+POOLING = EmbeddingHead("mean", normalize=False)
 
 
 def _encoder() -> Encoder:
@@ -149,7 +149,7 @@ def test_a_refusal_shows_the_input_of_the_worst_number(graph: Path) -> None:
 
 def test_another_pooling_is_refused(graph: Path) -> None:
     with pytest.raises(ExportError, match="pooled vector is"):
-        verify(_subject(_encoder()), PoolingChoice("cls", normalize=False), graph)
+        verify(_subject(_encoder()), EmbeddingHead("cls", normalize=False), graph)
 
 
 def test_a_vector_that_is_not_finite_is_refused(tmp_path: Path) -> None:
