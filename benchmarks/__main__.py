@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     started = time.monotonic()
     console.print(machine.describe())
     bundle = read_bundle(options.bundle)
-    console.print(f"{bundle.manifest.name}, {bundle.manifest.precision}, bundle {bundle.digest[:16]}\nstarting ...")
+    console.print(f"{bundle.manifest.name}, fp32, bundle {bundle.digest[:16]}\nstarting ...")
     with open_field(bundle, options.checkpoint) as field:
         rows = {trace: _rows(field, trace, options, console) for trace in TRACES}
         foreign = machine.foreign_cpu_seconds()

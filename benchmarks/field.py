@@ -93,7 +93,9 @@ def _models_directory(bundle: Bundle, work: Path) -> Path:
 
 
 def _open_offline(stack: ExitStack, bundle: Bundle, padded_graph: Path) -> Executor:
-    executor = stack.enter_context(_one_process(offline.open_engines, bundle.graph_path, padded_graph, bundle.manifest))
+    executor = stack.enter_context(
+        _one_process(offline.open_engines, bundle.graph_path("fp32"), padded_graph, bundle.manifest)
+    )
     difference = executor.submit(offline.padded_difference, mixed_trace(16, 0).part(0)).result()
     if not difference <= _MAX_PADDED_DIFFERENCE:
         raise BenchmarkError(f"padded and packed graph differ by {difference:.1e}; --checkpoint is not the bundle's")

@@ -20,17 +20,20 @@ from export.graph import PackedModel, export_graph
 from export.grid import english_sequences
 from export.heads import Head
 from export.sentence_transformers import choose_embedding
+from export.sharing import share_weights
 from export.verify import ParityReport, reference_answer, verify
 from export.workplace import new_bundle
 from service.bundle import (
     GOLDEN,
-    GRAPH,
     PARITY,
     TOKENIZER,
     VERSION,
+    WEIGHTS,
     Golden,
+    GraphFacts,
     Manifest,
     Pooling,
+    graph_file,
     write_golden,
     write_manifest,
 )
@@ -86,11 +89,12 @@ def export_checkpoint(
             details += _describe(checkpoint, head)
         with steps.step("export graph") as details:
             model = PackedModel(checkpoint.encoder, head, has_token_types=checkpoint.type_vocab_size > 0)
-            export_graph(model, directory / GRAPH)
+            export_graph(model, directory / graph_file("fp32"))
+            share_weights([directory / graph_file("fp32")], directory / WEIGHTS)
             details.append(f"{sum(file.stat().st_size for file in directory.iterdir()) / 2**20:.1f} MiB")
         with steps.step("verify against PyTorch") as details:
-            report = verify(checkpoint, head, directory / GRAPH)
-            details.append(f"{report.graph.fused_attention_nodes} fused attention nodes, {len(report.cases)} batches")
+            report = verify(checkpoint, head, directory / graph_file("fp32"))
+            details.append(f"{report.fusion.fused_attention_nodes} fused attention nodes, {len(report.cases)} batches")
         with steps.step("write bundle") as details:
             digest = _write_rest(directory, name, checkpoint, head, report)
             details.append(f"sha256 {digest}")
@@ -140,7 +144,11 @@ def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: Parity
     return Manifest(
         name=name,
         family=checkpoint.family,
+        task="embedding",
+        input="token_ids",
+        input_size=0,
         hidden_size=checkpoint.hidden_size,
+        output_size=head.output_size(checkpoint.hidden_size),
         num_layers=checkpoint.num_layers,
         num_heads=checkpoint.num_heads,
         vocab_size=checkpoint.vocab_size,
@@ -149,9 +157,20 @@ def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: Parity
         max_sequence_tokens=checkpoint.max_sequence_tokens,
         pooling=head.pooling,
         normalize=head.normalize,
-        precision="fp32",
-        golden_tolerance=GOLDEN_TOLERANCE,
-        graph=report.graph,
+        labels=[],
+        prompts={},
+        default_prompt="",
+        graphs={"fp32": _make_facts(report)},
         # Asked of the modules: onnxruntime is installed under several names.
         versions={package: str(import_module(package).__version__) for package in _PACKAGES},
+    )
+
+
+def _make_facts(report: ParityReport) -> GraphFacts:
+    return GraphFacts(
+        file=graph_file("fp32"),
+        **dataclasses.asdict(report.fusion),
+        token_tolerance=GOLDEN_TOLERANCE,
+        pooled_tolerance=GOLDEN_TOLERANCE,
+        kept_in_fp32=[],
     )

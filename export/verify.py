@@ -30,7 +30,6 @@ from export.graph import OPSET, check_graph, count_fused, write_poisoned
 from export.grid import SEED, make_grid
 from export.heads import Head
 from export.worst import describe_worst
-from service.bundle import GraphFacts
 from service.engine import Engine, write_optimized
 from service.packing import PackedBatch, pack
 from service.request import Float32Array, TokenSequence
@@ -47,6 +46,15 @@ class Answer(NamedTuple):
 
     tokens: Float32Array
     pooled: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """What was fused, counted in the file and again after ONNX Runtime's own optimisation."""
+
+    opset: int
+    fused_attention_nodes: int
+    optimized_attention_nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class ParityReport:
     """What verification found, with the limits it was held to. Saved as parity.json."""
 
     cases: tuple[CaseParity, ...]
-    graph: GraphFacts
+    fusion: Fusion
     max_error: float = MAX_ERROR
     min_cosine: float = MIN_COSINE
     max_company_error: float = MAX_COMPANY_ERROR
@@ -108,13 +116,13 @@ def verify(subject: Subject, head: Head, graph: Path) -> ParityReport:
     return report
 
 
-def verify_fusion(graph: Path, *, num_layers: int, has_token_types: bool) -> GraphFacts:
+def verify_fusion(graph: Path, *, num_layers: int, has_token_types: bool) -> Fusion:
     """Count fused nodes in the file and again in what the engine makes of it. Raises `ExportError`."""
     num_fused = check_graph(graph, num_layers=num_layers, has_token_types=has_token_types)
     with tempfile.TemporaryDirectory(dir=graph.parent) as directory:
         optimized = Path(directory) / "optimized.onnx"
         write_optimized(graph, optimized)
-        return GraphFacts(OPSET, num_fused, count_fused(optimized, num_layers))
+        return Fusion(OPSET, num_fused, count_fused(optimized, num_layers))
 
 
 def verify_isolation(graph: Path, batch: PackedBatch, *, has_token_types: bool) -> None:

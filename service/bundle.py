@@ -2,8 +2,8 @@
 
     <name>/<version>/
         model.json       the manifest: what it is, its limits, how it was made, sha256 of every other file
-        model.onnx       the packed graph
-        model.onnx.data  its weights
+        model.fp32.onnx  the packed graph; one file for each precision in the bundle: fp32, fp16, int8
+        model.onnx.data  the weights of all of them, each distinct tensor once
         golden.npz       ragged inputs with PyTorch's outputs; the server replays them before it serves
         parity.json      the exporter's whole report
         tokenizer/       the checkpoint's tokenizer files, for clients
@@ -26,10 +26,10 @@ import numpy as np
 from service.errors import BundleError
 from service.request import Float32Array, TokenSequence
 
-FORMAT = "mhsa-bundle/1"
-MANIFEST, GRAPH, GOLDEN, PARITY, TOKENIZER = (
+FORMAT = "mhsa-bundle/2"
+MANIFEST, WEIGHTS, GOLDEN, PARITY, TOKENIZER = (
     "model.json",
-    "model.onnx",
+    "model.onnx.data",
     "golden.npz",
     "parity.json",
     "tokenizer",
@@ -41,27 +41,46 @@ _EXPECTED = ("token_embeddings", "sentence_embedding")
 _AGAIN = "export it again"
 
 Pooling = Literal["mean", "cls", "last", "max", "mean_sqrt_len"]
+Precision = Literal["fp32", "fp16", "int8"]
+Task = Literal["embedding", "classification"]
+Input = Literal["token_ids", "embeddings"]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What was fused, counted in the file and again after ONNX Runtime's own optimisation."""
+    """One precision of the model.
 
+    What was fused, counted in the file and again after ONNX Runtime's own optimisation. The tolerances are the largest
+    absolute differences from PyTorch's golden outputs at which the server still serves. `kept_in_fp32` names what is
+    computed in fp32 all the same.
+    """
+
+    file: str
     opset: int
     fused_attention_nodes: int
     optimized_attention_nodes: int
+    token_tolerance: float
+    pooled_tolerance: float
+    kept_in_fp32: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """model.json. `hidden_size` is the width of both outputs; `type_vocab_size` is 0 for a model without token types.
+    """model.json.
 
-    `golden_tolerance` is the largest absolute difference from PyTorch at which the server still serves.
+    `hidden_size` is the width of a token's vector, `output_size` that of a sequence's: an embedding, or logits, one for
+    each of `labels`. `type_vocab_size` is 0 for a model without token types. A model whose `input` is vectors has a
+    `vocab_size` of 0, and `input_size` is the width of one; for token ids that is 0. `prompts` are texts to put before
+    a client's own, by name; `default_prompt` is the name of one, or empty.
     """
 
     name: str
     family: str
+    task: Task
+    input: Input
+    input_size: int
     hidden_size: int
+    output_size: int
     num_layers: int
     num_heads: int
     vocab_size: int
@@ -70,9 +89,10 @@ class Manifest:
     max_sequence_tokens: int
     pooling: Pooling
     normalize: bool
-    precision: str
-    golden_tolerance: float
-    graph: GraphFacts
+    labels: list[str]
+    prompts: dict[str, str]
+    default_prompt: str
+    graphs: dict[Precision, GraphFacts]
     versions: dict[str, str]
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     format: str = FORMAT
@@ -80,7 +100,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Golden:
-    """Ragged inputs with PyTorch's outputs: token_embeddings (T, E), sentence_embedding (B, E)."""
+    """Ragged inputs with PyTorch's outputs: token_embeddings (T, E), sentence_embedding (B, output_size)."""
 
     sequences: tuple[TokenSequence, ...]
     token_embeddings: Float32Array
@@ -96,9 +116,14 @@ class Bundle:
     digest: str
     golden: Golden
 
-    @property
-    def graph_path(self) -> Path:
-        return self.path / GRAPH
+    def graph_path(self, precision: Precision) -> Path:
+        """The graph of a precision that the manifest lists."""
+        return self.path / self.manifest.graphs[precision].file
+
+
+def graph_file(precision: Precision) -> str:
+    """The name of a graph's file."""
+    return f"model.{precision}.onnx"
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -110,8 +135,9 @@ def read_bundle(path: Path) -> Bundle:
     except OSError as error:
         raise BundleError(f"{path}: no readable {MANIFEST} ({error.strerror}); {_AGAIN}") from None
     manifest = _parse_manifest(path, raw)
-    _check_files(path, manifest.files)
-    golden = read_golden(path / GOLDEN, manifest.hidden_size)
+    _check_files(path, manifest)
+    golden = read_golden(path / GOLDEN, manifest.hidden_size, manifest.output_size)
+    _check_tolerances(path, manifest, golden)
     return Bundle(path, manifest, hashlib.sha256(raw).hexdigest(), golden)
 
 
@@ -138,7 +164,7 @@ def write_golden(path: Path, golden: Golden) -> None:
     )
 
 
-def read_golden(path: Path, hidden_size: int) -> Golden:
+def read_golden(path: Path, hidden_size: int, output_size: int) -> Golden:
     """Read golden.npz. Raises `BundleError` when it is no npz, or an array is missing or has another shape."""
     try:
         # Opened here: numpy leaves a broken archive open.
@@ -152,7 +178,7 @@ def read_golden(path: Path, hidden_size: int) -> Golden:
     num_tokens, num_sequences = int(lengths.sum()), len(lengths)
     # A wrong shape would be broadcast when it is compared, and could pass.
     wanted = dict.fromkeys(_FLAT_IDS, (num_tokens,)) | dict(
-        zip(_EXPECTED, ((num_tokens, hidden_size), (num_sequences, hidden_size)), strict=True)
+        zip(_EXPECTED, ((num_tokens, hidden_size), (num_sequences, output_size)), strict=True)
     )
     for name, shape in wanted.items():
         if arrays[name].shape != shape:
@@ -162,8 +188,9 @@ def read_golden(path: Path, hidden_size: int) -> Golden:
     return Golden(sequences, arrays["token_embeddings"], arrays["sentence_embedding"])
 
 
-def _check_files(path: Path, files: dict[str, str]) -> None:
+def _check_files(path: Path, manifest: Manifest) -> None:
     """Every file is listed, inside the bundle, and as it was written."""
+    files = manifest.files
     for name, recorded in files.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise BundleError(f"{path}: {MANIFEST} lists {name!r}, which is not inside the bundle; {_AGAIN}")
@@ -173,7 +200,7 @@ def _check_files(path: Path, files: dict[str, str]) -> None:
             raise BundleError(f"{path / name}: cannot be read ({error}); copy or {_AGAIN}") from None
         if found != recorded:
             raise BundleError(f"{path / name}: sha256 is {found}, {MANIFEST} says {recorded}; copy or {_AGAIN}")
-    if missing := {GRAPH, GOLDEN} - files.keys():
+    if missing := {GOLDEN, *(graph.file for graph in manifest.graphs.values())} - files.keys():
         raise BundleError(f"{path}: {MANIFEST} lists no {', '.join(sorted(missing))}; {_AGAIN}")
     present = {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()}
     if unlisted := present - files.keys() - {MANIFEST}:
@@ -185,10 +212,11 @@ def _parse_manifest(path: Path, raw: bytes) -> Manifest:
         content: dict[str, Any] = json.loads(raw, parse_constant=_refuse_constant)
         if content.get("format") != FORMAT:
             raise BundleError(f"{path}: format is {content.get('format')!r}, this server reads {FORMAT!r}; {_AGAIN}")
-        content["graph"] = GraphFacts(**content["graph"])
+        content["graphs"] = {name: GraphFacts(**facts) for name, facts in content["graphs"].items()}
         manifest = Manifest(**content)
         _check_types(manifest)
-        _check_types(manifest.graph)
+        for facts in manifest.graphs.values():
+            _check_types(facts)
         _check_ranges(manifest)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path}: {MANIFEST} cannot be read ({error}); {_AGAIN}") from None
@@ -210,20 +238,44 @@ def _check_types(record: Manifest | GraphFacts) -> None:
 
 def _check_ranges(manifest: Manifest) -> None:
     """What no model is, and what would be no limit or no gate."""
-    for name in ("hidden_size", "num_layers", "num_heads", "vocab_size", "max_sequence_tokens"):
+    kind_of_input = "vocab_size" if manifest.input == "token_ids" else "input_size"
+    for name in ("hidden_size", "output_size", "num_layers", "num_heads", "max_sequence_tokens", kind_of_input):
         if not 1 <= getattr(manifest, name) < 2**31:
             raise ValueError(f"{name} is {getattr(manifest, name)}; it takes 1 and more")
     if not (0 <= manifest.type_vocab_size < 2**31 and 0 <= manifest.pad_token_id < 2**31):
         raise ValueError("type_vocab_size or pad_token_id is below 0")
-    if not 0 < manifest.golden_tolerance <= 1:
-        raise ValueError(f"golden_tolerance is {manifest.golden_tolerance}; it takes more than 0 and at most 1")
+    if not manifest.graphs:
+        raise ValueError("graphs is empty; there is nothing to serve")
+    if len(manifest.labels) != (manifest.output_size if manifest.task == "classification" else 0):
+        raise ValueError(f"{len(manifest.labels)} labels for {manifest.output_size} outputs of {manifest.task}")
+    if manifest.default_prompt and manifest.default_prompt not in manifest.prompts:
+        raise ValueError(f"default_prompt is {manifest.default_prompt!r}, which is none of prompts")
+
+
+def _check_tolerances(path: Path, manifest: Manifest, golden: Golden) -> None:
+    """A tolerance of 0 passes nothing; one as large as the numbers themselves passes everything."""
+    for precision, facts in manifest.graphs.items():
+        for name, numbers in (
+            ("token_tolerance", golden.token_embeddings),
+            ("pooled_tolerance", golden.sentence_embedding),
+        ):
+            # Not finite at all: nothing comes near it, which is found when it is replayed.
+            largest = float(np.nan_to_num(np.abs(numbers), nan=0.0, posinf=0.0).max())
+            if not 0 < getattr(facts, name) < max(largest, 1e-3):
+                raise BundleError(
+                    f"{path}: {precision} has a {name} of {getattr(facts, name)}; it takes more than 0 and less than "
+                    f"the largest golden number, {largest:.2g}; {_AGAIN}"
+                )
 
 
 def _is_of(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is dict:
-        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+        of_key, of_item = get_args(hint)
+        return isinstance(value, dict) and all(_is_of(k, of_key) and _is_of(v, of_item) for k, v in value.items())
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_is_of(item, get_args(hint)[0]) for item in value)
     return type(value) is hint or (hint is float and type(value) is int)
 
 

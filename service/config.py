@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from service.errors import StartupError
 
 Device = Literal["auto", "cpu", "cuda"]
+PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -37,6 +38,10 @@ class Settings:
     metrics_port: int = _setting("port of Prometheus' /metrics; 0 takes a free one", default=8002)
     device: Device = _setting(
         "cuda stops the start if it cannot really run on CUDA; auto takes CUDA if it works and says what it took",
+        default="auto",
+    )
+    precision: PrecisionChoice = _setting(
+        "auto takes the fastest in the bundle that suits the device: fp16 or fp32 on cuda, int8 or fp32 on cpu",
         default="auto",
     )
     threads: int = _setting("CPU threads for inference; 0 takes the container's quota", default=0)

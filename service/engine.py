@@ -11,15 +11,16 @@ lists CUDA. What counts is `session.get_providers()`, and that is what is compar
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnxruntime as ort
 
-from service.config import Device
 from service.errors import EngineError, OutOfMemoryError, StartupError
 from service.packing import PackedBatch
 from service.request import Float32Array
+
+RealDevice = Literal["cpu", "cuda"]
 
 POOLED, TOKENS = "sentence_embedding", "token_embeddings"
 
@@ -56,7 +57,9 @@ class Outputs:
 class Engine:
     """One loaded graph. `run` may be called from `num_runners` threads at once."""
 
-    def __init__(self, graph: Path, *, device: Device = "cpu", num_cpus: int = 1, has_token_types: bool = True) -> None:
+    def __init__(
+        self, graph: Path, *, device: RealDevice = "cpu", num_cpus: int = 1, has_token_types: bool = True
+    ) -> None:
         """Open the graph. Raises `StartupError` when it cannot be loaded, or when `cuda` cannot really run on CUDA."""
         self._has_token_types = has_token_types
         self._session = _open(graph, device, num_threads=1)
@@ -85,38 +88,36 @@ class Engine:
         return feeds | {"token_type_ids": batch.token_type_ids} if self._has_token_types else feeds
 
 
+def has_cuda() -> bool:
+    """Whether this onnxruntime was built with CUDA; if it really runs on this machine, only opening a graph shows."""
+    return _CUDA in ort.get_available_providers()
+
+
 def write_optimized(graph: Path, destination: Path) -> None:
     """Write the graph that the CPU's session makes of `graph` and runs; what is counted in it is what is served."""
     _open(graph, "cpu", num_threads=1, optimized=destination)
 
 
-def largest_difference(
+def differences(
     engine: Engine, batch: PackedBatch, pooled: Float32Array, tokens: Float32Array, *, alone: bool = False
-) -> float:
-    """The largest absolute difference between the engine's outputs and the expected ones.
+) -> tuple[float, float]:
+    """The largest absolute differences between the engine's outputs and the expected ones: (pooled, tokens).
 
     Infinite if there is a number that is not finite, or another shape: numpy would broadcast it, and it could pass.
     """
     outputs = engine.run(batch, wants_tokens=True, alone=alone)
     assert outputs.token_embeddings is not None
-    if (outputs.sentence_embedding.shape, outputs.token_embeddings.shape) != (pooled.shape, tokens.shape):
+    return _difference(outputs.sentence_embedding, pooled), _difference(outputs.token_embeddings, tokens)
+
+
+def _difference(found: Float32Array, expected: Float32Array) -> float:
+    if found.shape != expected.shape:
         return float("inf")
-    errors = [np.abs(outputs.sentence_embedding - pooled).max(), np.abs(outputs.token_embeddings - tokens).max()]
-    return float(max(errors)) if np.isfinite(errors).all() else float("inf")
+    difference = float(np.abs(found - expected).max())
+    return difference if np.isfinite(difference) else float("inf")
 
 
-def _open(graph: Path, device: Device, num_threads: int, optimized: Path | None = None) -> ort.InferenceSession:
-    if device == "auto":
-        device = "cuda" if _CUDA in ort.get_available_providers() else "cpu"
-        try:
-            session = _open(graph, device, num_threads)
-        except StartupError as error:
-            if device == "cpu":
-                raise
-            log.warning("device auto: CUDA cannot be used, taking the CPU: %s", error)
-            return _open(graph, "cpu", num_threads)
-        log.warning("device auto: took %s", session.get_providers()[0])
-        return session
+def _open(graph: Path, device: RealDevice, num_threads: int, optimized: Path | None = None) -> ort.InferenceSession:
     providers: list[Any] = [_CPU]
     if device == "cuda":
         _require_cuda_wheel()
@@ -139,7 +140,7 @@ def _open(graph: Path, device: Device, num_threads: int, optimized: Path | None 
 
 
 def _require_cuda_wheel() -> None:
-    if _CUDA not in ort.get_available_providers():
+    if not has_cuda():
         raise StartupError(
             f"device cuda: this onnxruntime {ort.__version__} has no CUDA in it; "
             "install mhsa-serve[gpu] without [cpu], or give --device cpu"

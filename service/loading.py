@@ -9,13 +9,13 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from service.batcher import Batcher
-from service.bundle import Bundle, Manifest, read_bundle
+from service.bundle import Bundle, Manifest, Precision, read_bundle
 from service.config import Settings
 from service.cost_model import Calibration, calibrate
-from service.cpu import available_cpus
-from service.engine import Engine, first_line, largest_difference
+from service.engine import Engine, differences, first_line
 from service.errors import EngineError, StartupError
 from service.metrics import Metrics
+from service.opening import open_engine
 from service.packing import pack
 from service.repository import BundlePath, Model
 from service.request import Limits
@@ -33,7 +33,7 @@ async def load_model(found: BundlePath, settings: Settings, metrics: Metrics, on
     """
     started = time.monotonic()
     of_model = metrics.of_model(found.name, str(found.version))
-    bundle, engine, calibration = await _in_daemon_thread(lambda: _open_and_verify(found, settings))
+    bundle, engine, precision, calibration = await _in_daemon_thread(lambda: _open_and_verify(found, settings))
     limits = _limits(bundle.manifest, settings)
     max_batch_tokens = settings.max_batch_tokens or calibration.max_batch_tokens
     scheduler = Scheduler(
@@ -44,14 +44,16 @@ async def load_model(found: BundlePath, settings: Settings, metrics: Metrics, on
     )
     batcher = Batcher(scheduler, engine, of_model, on_death)
     batcher.start()
-    of_model.set_info(engine.provider, bundle.manifest.precision, bundle.digest)
+    of_model.set_info(engine.provider, precision, bundle.digest)
     of_model.load_seconds.set(time.monotonic() - started)
     log.info(
         "model %s version %d: %s on %s, %d runners, %d tokens a run, loaded in %.1f s",
-        *(found.name, found.version, bundle.manifest.precision, engine.provider, engine.num_runners),
+        *(found.name, found.version, precision, engine.provider, engine.num_runners),
         *(max_batch_tokens, time.monotonic() - started),
     )
-    return Model(found.name, str(found.version), bundle.manifest, bundle.digest, engine.provider, limits, batcher)
+    return Model(
+        found.name, str(found.version), bundle.manifest, bundle.digest, engine.provider, precision, limits, batcher
+    )
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:
@@ -69,42 +71,43 @@ async def _in_daemon_thread(function: Callable[[], T]) -> T:
     return await asyncio.wrap_future(future)
 
 
-def _open_and_verify(found: BundlePath, settings: Settings) -> tuple[Bundle, Engine, Calibration]:
+def _open_and_verify(found: BundlePath, settings: Settings) -> tuple[Bundle, Engine, Precision, Calibration]:
     bundle = read_bundle(found.path)
     manifest = bundle.manifest
-    engine = Engine(
-        bundle.graph_path,
-        device=settings.device,
-        num_cpus=settings.threads or available_cpus(),
-        has_token_types=manifest.type_vocab_size > 0,
-    )
+    engine, precision = open_engine(bundle, settings)
     try:
-        difference = _verify(bundle, engine)
+        difference = _verify(bundle, engine, precision)
         calibration = calibrate(lambda b: engine.run(b), time.monotonic, manifest.max_sequence_tokens)
     except EngineError as error:
         reason = first_line(error.__cause__)
         raise StartupError(f"{found.path}: the engine cannot run it ({reason}); export it again") from error
     log.info(
-        "model %s version %d: within %.1e of PyTorch; a run takes %.2f ms + %.4f ms a token + %.6f ms a pair, +-%.0f%%",
+        "model %s version %d: vectors within %.1e of PyTorch's; "
+        "a run takes %.2f ms + %.4f ms a token + %.6f ms a pair, +-%.0f%%",
         *(found.name, found.version, difference),
         *(1e3 * calibration.cost.per_run, 1e3 * calibration.cost.per_token, 1e3 * calibration.cost.per_pair),
         100 * calibration.worst_error,
     )
-    return bundle, engine, calibration
+    return bundle, engine, precision, calibration
 
 
-def _verify(bundle: Bundle, engine: Engine) -> float:
-    """Replay the golden inputs both ways that the engine runs; the largest difference from PyTorch."""
-    golden, limit = bundle.golden, bundle.manifest.golden_tolerance
+def _verify(bundle: Bundle, engine: Engine, precision: Precision) -> float:
+    """Replay the golden inputs both ways that the engine runs; the largest difference from PyTorch's vectors."""
+    golden, facts = bundle.golden, bundle.manifest.graphs[precision]
     batch = pack(golden.sequences)
-    pooled, tokens = golden.sentence_embedding, golden.token_embeddings
-    difference = max(largest_difference(engine, batch, pooled, tokens, alone=alone) for alone in (False, True))
-    if difference > limit:
-        raise StartupError(
-            f"{bundle.path}: on this machine its answers differ from PyTorch's by {difference:.1e}, the limit is "
-            f"{limit:.1e}; it is not served. Export it again here, or use another onnxruntime"
-        )
-    return difference
+    expected = golden.sentence_embedding, golden.token_embeddings
+    narrow, wide = (differences(engine, batch, *expected, alone=alone) for alone in (False, True))
+    pooled, tokens = max(narrow[0], wide[0]), max(narrow[1], wide[1])
+    for what, difference, limit in (
+        ("vectors", pooled, facts.pooled_tolerance),
+        ("token vectors", tokens, facts.token_tolerance),
+    ):
+        if difference > limit:
+            raise StartupError(
+                f"{bundle.path}: on this machine its {precision} {what} differ from PyTorch's by {difference:.1e}, the "
+                f"limit is {limit:.1e}; it is not served. Export it again here, or use another onnxruntime"
+            )
+    return pooled
 
 
 def _limits(manifest: Manifest, settings: Settings) -> Limits:

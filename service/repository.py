@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.batcher import Batcher
-from service.bundle import MANIFEST, VERSION, Manifest
+from service.bundle import MANIFEST, VERSION, Manifest, Precision
 from service.errors import InvalidRequestError, NotFoundError, StartupError, UnavailableError
 from service.request import Limits
 
@@ -18,6 +18,7 @@ class Model:
     manifest: Manifest
     digest: str
     provider: str
+    precision: Precision
     limits: Limits
     batcher: Batcher
 

@@ -32,7 +32,11 @@ LIMITS = Limits(
 MANIFEST = Manifest(
     name="fake",
     family="bert",
+    task="embedding",
+    input="token_ids",
+    input_size=0,
     hidden_size=HIDDEN_SIZE,
+    output_size=HIDDEN_SIZE,
     num_layers=2,
     num_heads=2,
     vocab_size=LIMITS.vocab_size,
@@ -41,9 +45,12 @@ MANIFEST = Manifest(
     max_sequence_tokens=LIMITS.max_sequence_tokens,
     pooling="mean",
     normalize=False,
-    precision="fp32",
-    golden_tolerance=1e-4,
-    graph=GraphFacts(opset=20, fused_attention_nodes=2, optimized_attention_nodes=2),
+    labels=[],
+    prompts={},
+    default_prompt="",
+    graphs={
+        "fp32": GraphFacts("model.fp32.onnx", 20, 2, 2, token_tolerance=1e-4, pooled_tolerance=1e-4, kept_in_fp32=[])
+    },
     versions={},
 )
 
@@ -113,7 +120,7 @@ class FakeBatcher:
 
 def fake_model(batcher: FakeBatcher, *, name: str = "fake", version: str = "1", limits: Limits = LIMITS) -> Model:
     """A model as the repository holds it, with a fake for a batcher."""
-    return Model(name, version, MANIFEST, "d" * 64, "FakeExecutionProvider", limits, cast("Batcher", batcher))
+    return Model(name, version, MANIFEST, "d" * 64, "FakeExecutionProvider", "fp32", limits, cast("Batcher", batcher))
 
 
 def fake_repository(*models: Model, loading: Sequence[tuple[str, int]] = ()) -> Repository:

@@ -58,7 +58,7 @@ class EncoderServicer(EncoderServiceServicer):
             pooling=model.manifest.pooling,
             normalized=model.manifest.normalize,
             limits=_limits(model.limits),
-            precision=model.manifest.precision,
+            precision=model.precision,
             execution_provider=model.provider,
             bundle_digest=model.digest,
         )

@@ -285,7 +285,7 @@ def _verify_exported(encoder: nn.Module, num_layers: int, graph: Path) -> None:
         pooling,
         graph,
     )
-    assert report.graph.optimized_attention_nodes == num_layers
+    assert report.fusion.optimized_attention_nodes == num_layers
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -205,7 +205,7 @@ def test_a_vector_of_zeros_is_normalized_to_zeros(tmp_path: Path) -> None:
 
 
 def test_attention_is_one_node_per_layer_between_plain_gathers(tiny_bundle: Path) -> None:
-    nodes = Counter(node.op_type for node in onnx.load(tiny_bundle / "model.onnx").graph.node)
+    nodes = Counter(node.op_type for node in onnx.load(tiny_bundle / "model.fp32.onnx").graph.node)
 
     assert nodes["MultiHeadAttention"] == 2
     # three embeddings; query, key, value and the way back in each of two layers; pooling
@@ -215,14 +215,14 @@ def test_attention_is_one_node_per_layer_between_plain_gathers(tiny_bundle: Path
 
 
 def test_weights_lie_beside_the_graph(tiny_bundle: Path) -> None:
-    model = onnx.load(tiny_bundle / "model.onnx", load_external_data=False)
+    model = onnx.load(tiny_bundle / "model.fp32.onnx", load_external_data=False)
 
     embedding = next(tensor for tensor in model.graph.initializer if "word_embeddings" in tensor.name)
     assert {entry.key: entry.value for entry in embedding.external_data}["location"] == "model.onnx.data"
 
 
 def test_the_file_says_nothing_about_the_machine_that_made_it(tiny_bundle: Path) -> None:
-    content = (tiny_bundle / "model.onnx").read_bytes()
+    content = (tiny_bundle / "model.fp32.onnx").read_bytes()
 
     assert b"site-packages" not in content
     assert str(Path(__file__).parents[2]).encode() not in content
@@ -254,9 +254,9 @@ def test_attention_in_the_body_of_another_node_is_refused(attention_graph: Path,
 
 def test_a_poisoned_copy_has_one_more_token_id_which_is_nan(tiny_bundle: Path, tmp_path: Path) -> None:
     _, batch = _random_batch(3, 2)
-    expected, _ = _run(tiny_bundle / "model.onnx", batch)
+    expected, _ = _run(tiny_bundle / "model.fp32.onnx", batch)
 
-    token_id = write_poisoned(tiny_bundle / "model.onnx", tmp_path / "model.onnx")
+    token_id = write_poisoned(tiny_bundle / "model.fp32.onnx", tmp_path / "model.onnx")
 
     assert token_id == 200
     assert np.array_equal(_run(tmp_path / "model.onnx", batch)[0], expected)

@@ -21,8 +21,16 @@ from export.errors import ExportError
 from export.graph import PackedModel, count_fused, export_graph
 from export.grid import make_grid
 from export.heads import EmbeddingHead
-from export.verify import MAX_ERROR, CaseParity, ParityReport, reference_answer, verify, verify_fusion, verify_isolation
-from service.bundle import GraphFacts
+from export.verify import (
+    MAX_ERROR,
+    CaseParity,
+    Fusion,
+    ParityReport,
+    reference_answer,
+    verify,
+    verify_fusion,
+    verify_isolation,
+)
 from service.packing import PackedBatch, pack
 from service.request import TokenSequence
 from tests import reference
@@ -54,7 +62,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _export(encoder: nn.Module, directory: Path) -> Path:
-    path = directory / "model.onnx"
+    path = directory / "model.fp32.onnx"
     export_graph(PackedModel(encoder, POOLING, has_token_types=False), path)
     return path
 
@@ -112,7 +120,7 @@ class DividesByZero(Altered):
 def test_a_faithful_graph_passes(graph: Path) -> None:
     report = verify(_subject(_encoder()), POOLING, graph)
 
-    assert report.graph == GraphFacts(opset=20, fused_attention_nodes=1, optimized_attention_nodes=1)
+    assert report.fusion == Fusion(opset=20, fused_attention_nodes=1, optimized_attention_nodes=1)
     # The gate's own limit.
     assert max(case.token_error for case in report.cases) < MAX_ERROR
     assert {case.name for case in report.cases} >= {"one token", "primes", "left padded", "masks with holes"}
@@ -186,9 +194,9 @@ def test_the_reference_puts_each_token_in_its_column() -> None:
 
 
 def test_fused_nodes_are_counted_before_and_after_optimisation(tiny_bundle: Path) -> None:
-    facts = verify_fusion(tiny_bundle / "model.onnx", num_layers=2, has_token_types=True)
+    facts = verify_fusion(tiny_bundle / "model.fp32.onnx", num_layers=2, has_token_types=True)
 
-    assert facts == GraphFacts(opset=20, fused_attention_nodes=2, optimized_attention_nodes=2)
+    assert facts == Fusion(opset=20, fused_attention_nodes=2, optimized_attention_nodes=2)
 
 
 def test_what_is_counted_is_what_the_engine_makes_of_the_graph(
@@ -201,7 +209,7 @@ def test_what_is_counted_is_what_the_engine_makes_of_the_graph(
         return count_fused(path, num_layers)
 
     monkeypatch.setattr("export.verify.count_fused", spy)
-    verify_fusion(tiny_bundle / "model.onnx", num_layers=2, has_token_types=True)
+    verify_fusion(tiny_bundle / "model.fp32.onnx", num_layers=2, has_token_types=True)
 
     # One feed-forward network per layer; the embedding's norm and two per layer, which the engine wants as they are.
     assert nodes.count("BiasGelu") == 2
@@ -216,7 +224,7 @@ def _uneven_batch() -> PackedBatch:
 
 
 def test_a_sequence_that_is_nan_harms_no_other(tiny_bundle: Path) -> None:
-    verify_isolation(tiny_bundle / "model.onnx", _uneven_batch(), has_token_types=True)
+    verify_isolation(tiny_bundle / "model.fp32.onnx", _uneven_batch(), has_token_types=True)
 
 
 def test_unused_slots_that_hold_another_sequence_pass_its_nan_on(tiny_bundle: Path) -> None:
@@ -225,7 +233,7 @@ def test_unused_slots_that_hold_another_sequence_pass_its_nan_on(tiny_bundle: Pa
     of_the_first = dataclasses.replace(batch, pad_index=np.where(is_unused, 0, batch.pad_index))
 
     with pytest.raises(ExportError, match="a sequence that is NaN changes token vectors of its batch mates"):
-        verify_isolation(tiny_bundle / "model.onnx", of_the_first, has_token_types=True)
+        verify_isolation(tiny_bundle / "model.fp32.onnx", of_the_first, has_token_types=True)
 
 
 def test_a_graph_that_passes_nan_on_is_refused(tmp_path: Path) -> None:
@@ -242,7 +250,7 @@ def _report(*names: str) -> ParityReport:
     case = CaseParity(
         "", 3, 7, 4, token_error=2e-6, pooled_error=1e-7, token_cosine=1.0, pooled_cosine=1.0, company_error=0.0
     )
-    return ParityReport(tuple(dataclasses.replace(case, name=name) for name in names), GraphFacts(20, 1, 1))
+    return ParityReport(tuple(dataclasses.replace(case, name=name) for name in names), Fusion(20, 1, 1))
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
@@ -258,7 +266,7 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
 def test_the_bundle_keeps_the_report(minilm_bundle: Path) -> None:
     report = json.loads((minilm_bundle / "parity.json").read_text())
 
-    assert report["graph"] == {"opset": 20, "fused_attention_nodes": 6, "optimized_attention_nodes": 6}
+    assert report["fusion"] == {"opset": 20, "fused_attention_nodes": 6, "optimized_attention_nodes": 6}
     assert {"English text", "longest", "masks with holes"} <= {case["name"] for case in report["cases"]}
     for case in report["cases"]:
         assert case["token_error"] <= report["max_error"] == 1e-5

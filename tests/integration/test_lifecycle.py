@@ -170,7 +170,7 @@ def test_a_directory_without_bundles_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(tiny_bundle, tmp_path / "tiny" / "1")
-    with (damaged / "model.onnx").open("ab") as file:
+    with (damaged / "model.fp32.onnx").open("ab") as file:
         file.write(b"x")
     with TestedServer(tmp_path) as server:
         assert "model.onnx: sha256 is" in server.refusal()

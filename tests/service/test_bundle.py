@@ -13,11 +13,9 @@ import pytest
 
 from service.bundle import (
     GOLDEN,
-    GRAPH,
     MANIFEST,
     Golden,
-    GraphFacts,
-    Manifest,
+    graph_file,
     read_bundle,
     read_golden,
     write_golden,
@@ -25,26 +23,19 @@ from service.bundle import (
 )
 from service.errors import BundleError
 from service.request import TokenSequence
+from tests.fakes import MANIFEST as MANIFEST_OF_FAKE
 
 HIDDEN_SIZE = 4
+GRAPH = graph_file("fp32")
 WEIGHTS, VOCABULARY = "model.onnx.data", "tokenizer/vocab.txt"
 FILES = (GRAPH, WEIGHTS, GOLDEN, "parity.json", VOCABULARY)
-MANIFEST_VALUE = Manifest(
+MANIFEST_VALUE = replace(
+    MANIFEST_OF_FAKE,
     name="tiny",
-    family="bert",
     hidden_size=HIDDEN_SIZE,
-    num_layers=2,
-    num_heads=2,
+    output_size=HIDDEN_SIZE,
     vocab_size=11,
-    type_vocab_size=2,
-    pad_token_id=0,
     max_sequence_tokens=8,
-    pooling="mean",
-    normalize=True,
-    precision="fp32",
-    golden_tolerance=1e-4,
-    graph=GraphFacts(opset=20, fused_attention_nodes=2, optimized_attention_nodes=2),
-    versions={"torch": "2.13.0"},
 )
 
 
@@ -169,8 +160,8 @@ def test_a_bundle_without_a_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_format_is_refused_with_both_names(bundle: Path) -> None:
-    edit_manifest(bundle, lambda content: content.update(format="mhsa-bundle/2"))
-    assert "format is 'mhsa-bundle/2', this server reads 'mhsa-bundle/1'; export it again" in refusal(bundle)
+    edit_manifest(bundle, lambda content: content.update(format="mhsa-bundle/3"))
+    assert "format is 'mhsa-bundle/3', this server reads 'mhsa-bundle/2'; export it again" in refusal(bundle)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "12", '"text"', "\xff"])
@@ -183,22 +174,30 @@ def test_what_is_no_json_object_is_refused(bundle: Path, text: str) -> None:
     ("edit", "seen"),
     [
         (lambda content: content.update(surprise=1), "surprise"),
-        (lambda content: content["graph"].update(surprise=1), "surprise"),
+        (lambda content: content["graphs"]["fp32"].update(surprise=1), "surprise"),
         (lambda content: content.pop("hidden_size"), "hidden_size"),
-        (lambda content: content.pop("graph"), "graph"),
-        (lambda content: content["graph"].pop("opset"), "opset"),
-        (lambda content: content.update(graph=None), "GraphFacts"),
+        (lambda content: content.pop("graphs"), "graphs"),
+        (lambda content: content["graphs"]["fp32"].pop("opset"), "opset"),
+        (lambda content: content["graphs"].update(fp32=None), "GraphFacts"),
+        (lambda content: content.update(graphs={}), "graphs is empty"),
+        (lambda content: content.update(graphs=[]), "items"),
+        (lambda content: content["graphs"].update(fp8=content["graphs"]["fp32"]), "graphs is"),
+        (lambda content: content.update(task="summary"), "task is 'summary'"),
+        (lambda content: content.update(task="classification"), "0 labels for 4 outputs of classification"),
+        (lambda content: content.update(labels=["a"]), "1 labels for 4 outputs of embedding"),
+        (lambda content: content.update(labels=[1]), "labels is [1]"),
+        (lambda content: content.update(default_prompt="query"), "default_prompt is 'query', which is none of prompts"),
         (lambda content: content.update(hidden_size="4"), "hidden_size is '4'"),
         (lambda content: content.update(hidden_size=4.0), "hidden_size is 4.0"),
         (lambda content: content.update(vocab_size=True), "vocab_size is True"),
         (lambda content: content.update(normalize=1), "normalize is 1"),
         (lambda content: content.update(pooling="median"), "pooling is 'median'"),
-        (lambda content: content.update(golden_tolerance=None), "golden_tolerance is None"),
-        (lambda content: content.update(golden_tolerance=float("nan")), "NaN"),
-        (lambda content: content.update(golden_tolerance=float("inf")), "Infinity"),
+        (lambda content: content["graphs"]["fp32"].update(token_tolerance=None), "token_tolerance is None"),
+        (lambda content: content["graphs"]["fp32"].update(pooled_tolerance=float("nan")), "NaN"),
+        (lambda content: content["graphs"]["fp32"].update(pooled_tolerance=float("inf")), "Infinity"),
         (lambda content: content.update(files=[GRAPH]), "files is"),
         (lambda content: content.update(files={GRAPH: 1}), "files is"),
-        (lambda content: content["graph"].update(opset="20"), "opset is '20'"),
+        (lambda content: content["graphs"]["fp32"].update(opset="20"), "opset is '20'"),
     ],
 )
 def test_a_manifest_with_other_keys_or_types_is_refused(
@@ -211,14 +210,38 @@ def test_a_manifest_with_other_keys_or_types_is_refused(
 
 
 def test_a_whole_number_is_good_for_a_tolerance(bundle: Path) -> None:
-    edit_manifest(bundle, lambda content: content.update(golden_tolerance=1))
-    assert read_bundle(bundle).manifest.golden_tolerance == 1
+    edit_manifest(bundle, lambda content: content["graphs"]["fp32"].update(token_tolerance=1))
+    assert read_bundle(bundle).manifest.graphs["fp32"].token_tolerance == 1
+
+
+@pytest.mark.parametrize("name", ["token_tolerance", "pooled_tolerance"])
+@pytest.mark.parametrize("value", [0, -1.0, 4.0])
+def test_a_tolerance_that_passes_nothing_or_everything_is_refused(bundle: Path, name: str, value: float) -> None:
+    edit_manifest(bundle, lambda content: content["graphs"]["fp32"].update({name: value}))
+    assert f"fp32 has a {name} of {value}; it takes more than 0 and less than the largest golden number" in refusal(
+        bundle
+    )
+
+
+def test_each_precision_has_a_graph_of_its_own(bundle: Path) -> None:
+    int8 = replace(MANIFEST_VALUE.graphs["fp32"], file=graph_file("int8"))
+    (bundle / int8.file).write_bytes(b"another graph")
+    write_manifest(bundle, replace(MANIFEST_VALUE, graphs=MANIFEST_VALUE.graphs | {"int8": int8}))
+    read = read_bundle(bundle)
+    assert read.graph_path("int8") == bundle / "model.int8.onnx"
+    assert read.graph_path("fp32") == bundle / "model.fp32.onnx"
+
+
+def test_a_graph_that_is_listed_and_not_there_is_named(bundle: Path) -> None:
+    int8 = replace(MANIFEST_VALUE.graphs["fp32"], file=graph_file("int8"))
+    write_manifest(bundle, replace(MANIFEST_VALUE, graphs=MANIFEST_VALUE.graphs | {"int8": int8}))
+    assert f"{MANIFEST} lists no {graph_file('int8')}" in refusal(bundle)
 
 
 def test_the_golden_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = golden(2, 1, 3)
     write_golden(tmp_path / GOLDEN, written)
-    read = read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+    read = read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE)
     assert [s.token_ids.tolist() for s in read.sequences] == [s.token_ids.tolist() for s in written.sequences]
     assert [s.position_ids.tolist() for s in read.sequences] == [s.position_ids.tolist() for s in written.sequences]
     assert [s.token_type_ids.tolist() for s in read.sequences] == [s.token_type_ids.tolist() for s in written.sequences]
@@ -230,7 +253,7 @@ def test_the_golden_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_golden_file_that_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / GOLDEN).write_bytes(content)
     with pytest.raises(BundleError, match="not a golden file"):
-        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE)
 
 
 def test_a_pickle_in_the_golden_file_is_not_opened(tmp_path: Path) -> None:
@@ -238,7 +261,7 @@ def test_a_pickle_in_the_golden_file_is_not_opened(tmp_path: Path) -> None:
     arrays = dict(np.load(tmp_path / GOLDEN))
     np.savez(tmp_path / GOLDEN, **(arrays | {"lengths": arrays["lengths"].astype(object)}))
     with pytest.raises(BundleError, match="not a golden file"):
-        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +287,7 @@ def test_a_golden_file_whose_shapes_do_not_fit_is_refused(
     arrays = dict(np.load(tmp_path / GOLDEN))
     np.savez(tmp_path / GOLDEN, **(arrays | {name: value}))
     with pytest.raises(BundleError, match="export it again"):
-        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE)
 
 
 def test_a_golden_file_without_sequences_is_refused(tmp_path: Path) -> None:
@@ -273,7 +296,7 @@ def test_a_golden_file_without_sequences_is_refused(tmp_path: Path) -> None:
     flat = dict.fromkeys(("lengths", "token_ids", "position_ids", "token_type_ids"), ids)
     np.savez(tmp_path / GOLDEN, **flat, token_embeddings=vectors, sentence_embedding=vectors)  # type: ignore[arg-type]
     with pytest.raises(BundleError, match="nothing can be compared"):
-        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE)
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE)
 
 
 def test_golden_outputs_of_another_width_than_the_model_are_refused(bundle: Path) -> None:
@@ -283,7 +306,7 @@ def test_golden_outputs_of_another_width_than_the_model_are_refused(bundle: Path
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("vocab_size", 0), ("max_sequence_tokens", -1), ("pad_token_id", -1), ("golden_tolerance", 2.0)],
+    [("vocab_size", 0), ("max_sequence_tokens", -1), ("pad_token_id", -1), ("output_size", 0)],
 )
 def test_a_manifest_with_a_number_that_no_model_has_is_refused(bundle: Path, name: str, value: float) -> None:
     edit_manifest(bundle, lambda content: content.update({name: value}))

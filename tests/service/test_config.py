@@ -51,6 +51,7 @@ OTHERS = {
     "grpc_port": ("1", 1),
     "metrics_port": ("2", 2),
     "device": ("cpu", "cpu"),
+    "precision": ("int8", "int8"),
     "threads": ("3", 3),
     "max_batch_tokens": ("4", 4),
     "max_queued_tokens": ("5", 5),

@@ -1,6 +1,5 @@
 """The engine on real ONNX Runtime sessions over graphs whose right answers can be read off."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from service import engine as engine_module
-from service.engine import Engine, first_line, largest_difference
+from service.engine import Engine, differences, first_line
 from service.errors import EngineError, OutOfMemoryError, StartupError
 from service.packing import pack
 from service.request import Float32Array
@@ -150,24 +149,6 @@ def test_a_silent_fall_back_to_the_cpu_stops_the_start(lookup: Path, monkeypatch
         Engine(lookup, device="cuda")
 
 
-def test_auto_takes_the_cpu_where_cuda_does_not_work_and_says_why(
-    lookup: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_cuda_fall_back(monkeypatch)
-    with caplog.at_level(logging.WARNING):
-        engine = Engine(lookup, device="auto")
-    assert engine.provider == "CPUExecutionProvider"
-    assert "CUDA cannot be used, taking the CPU: device cuda: ONNX Runtime fell back" in caplog.text
-
-
-@without_cuda
-def test_auto_says_what_it_took(lookup: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        engine = Engine(lookup, device="auto", num_cpus=2)
-    assert engine.provider == "CPUExecutionProvider"
-    assert [record.getMessage() for record in caplog.records] == ["device auto: took CPUExecutionProvider"]
-
-
 def test_an_id_past_the_table_is_an_engine_error_with_its_cause(lookup: Path) -> None:
     with pytest.raises(EngineError) as caught:
         Engine(lookup).run(pack([sequence(len(TABLE))]))
@@ -225,14 +206,15 @@ def test_an_error_is_put_in_one_line(error: Exception | None, line: str) -> None
 
 
 def test_no_difference_from_the_right_answers(lookup: Path) -> None:
-    assert largest_difference(Engine(lookup), BATCH, TABLE[FIRST], TABLE[FLAT]) == 0.0
+    assert differences(Engine(lookup), BATCH, TABLE[FIRST], TABLE[FLAT]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["pooled", "tokens"])
 def test_one_number_that_is_off_is_the_difference(lookup: Path, which: int) -> None:
     expected = [TABLE[FIRST], TABLE[FLAT]]
     expected[which][-1, -1] += 0.25
-    assert largest_difference(Engine(lookup), BATCH, *expected) == 0.25
+    assert differences(Engine(lookup), BATCH, *expected)[which] == 0.25
+    assert differences(Engine(lookup), BATCH, *expected)[1 - which] == 0.0
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["pooled", "tokens"])
@@ -240,14 +222,14 @@ def test_one_number_that_is_off_is_the_difference(lookup: Path, which: int) -> N
 def test_a_number_that_is_not_finite_is_infinitely_off(lookup: Path, which: int, value: float) -> None:
     expected = [TABLE[FIRST], TABLE[FLAT]]
     expected[which][0, 0] = value
-    assert largest_difference(Engine(lookup), BATCH, *expected) == np.inf
+    assert differences(Engine(lookup), BATCH, *expected)[which] == np.inf
 
 
 def test_another_shape_is_infinitely_off_and_not_broadcast(lookup: Path) -> None:
     same = pack([sequence(3, 3), sequence(3)])
-    assert largest_difference(Engine(lookup), same, TABLE[[3, 3]], TABLE[[3, 3, 3]]) == 0.0
-    assert largest_difference(Engine(lookup), same, TABLE[[3]], TABLE[[3, 3, 3]]) == np.inf
-    assert largest_difference(Engine(lookup), same, TABLE[[3, 3]], TABLE[[3]]) == np.inf
+    assert differences(Engine(lookup), same, TABLE[[3, 3]], TABLE[[3, 3, 3]]) == (0.0, 0.0)
+    assert differences(Engine(lookup), same, TABLE[[3]], TABLE[[3, 3, 3]]) == (np.inf, 0.0)
+    assert differences(Engine(lookup), same, TABLE[[3, 3]], TABLE[[3]]) == (0.0, np.inf)
 
 
 def test_the_difference_is_taken_of_the_session_that_is_asked_for(
@@ -256,7 +238,7 @@ def test_the_difference_is_taken_of_the_session_that_is_asked_for(
     engine = Engine(lookup, num_cpus=2)
     monkeypatch.setattr(engine, "_wide_session", FailingSession(RuntimeError("wide")))
     with pytest.raises(EngineError):
-        largest_difference(engine, BATCH, TABLE[FIRST], TABLE[FLAT], alone=True)
+        differences(engine, BATCH, TABLE[FIRST], TABLE[FLAT], alone=True)
 
 
 def test_tokens_are_computed_only_where_they_are_wanted(lookup: Path, monkeypatch: pytest.MonkeyPatch) -> None:

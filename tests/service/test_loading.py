@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.bundle import GOLDEN, GRAPH, MANIFEST, Golden, GraphFacts, Manifest, write_golden, write_manifest
+from service.bundle import GOLDEN, MANIFEST, Golden, GraphFacts, graph_file, write_golden, write_manifest
 from service.config import Settings
 from service.errors import BundleError, StartupError
 from service.loading import load_model
@@ -16,8 +16,10 @@ from service.metrics import Metrics
 from service.packing import pack
 from service.repository import BundlePath, Model
 from service.request import Limits, Request
+from tests.fakes import MANIFEST as MANIFEST_OF_FAKE
 from tests.graphs import HIDDEN_SIZE, TABLE, VOCAB_SIZE, lookup_graph, sequence
 
+GRAPH = graph_file("fp32")
 IDS = [[3, 1, 4], [1], [5, 9, 2, 6]]
 
 
@@ -32,22 +34,16 @@ def bundle(tmp_path: Path) -> BundlePath:
     return BundlePath("tiny", 1, path)
 
 
-MANIFEST_VALUE = Manifest(
+FACTS = GraphFacts(GRAPH, 20, 0, 0, token_tolerance=0.25, pooled_tolerance=0.25, kept_in_fp32=[])
+MANIFEST_VALUE = replace(
+    MANIFEST_OF_FAKE,
     name="tiny",
-    family="table",
     hidden_size=HIDDEN_SIZE,
-    num_layers=1,
-    num_heads=2,
+    output_size=HIDDEN_SIZE,
     vocab_size=VOCAB_SIZE,
-    type_vocab_size=2,
-    pad_token_id=0,
     max_sequence_tokens=8,
     pooling="cls",
-    normalize=False,
-    precision="fp32",
-    golden_tolerance=0.25,
-    graph=GraphFacts(opset=20, fused_attention_nodes=0, optimized_attention_nodes=0),
-    versions={},
+    graphs={"fp32": FACTS},
 )
 
 
@@ -80,7 +76,8 @@ async def test_a_whole_bundle_is_loaded_and_answers(bundle: BundlePath) -> None:
 async def test_a_loaded_model_knows_what_it_is(bundle: BundlePath) -> None:
     loaded = await load(bundle)
     await loaded.batcher.stop()
-    assert (loaded.name, loaded.version, loaded.provider) == ("tiny", "1", "CPUExecutionProvider")
+    assert (loaded.name, loaded.version) == ("tiny", "1")
+    assert (loaded.provider, loaded.precision) == ("CPUExecutionProvider", "fp32")
     assert loaded.digest == sha256((bundle.path / MANIFEST).read_bytes()).hexdigest()
     assert replace(loaded.manifest, files={}) == MANIFEST_VALUE
 
@@ -125,7 +122,8 @@ async def test_a_model_whose_answers_are_off_is_not_served_and_nothing_is_remove
     write_manifest(bundle.path, MANIFEST_VALUE)
     before = checksums(bundle)
     with pytest.raises(
-        StartupError, match=r"differ from PyTorch's by (3\.8e-01|inf), the limit is 2\.5e-01; it is not"
+        StartupError,
+        match=r"fp32 token vectors differ from PyTorch's by (3\.8e-01|inf), the limit is 2\.5e-01; it is not",
     ):
         await load(bundle)
     assert checksums(bundle) == before
@@ -163,11 +161,11 @@ async def test_both_ways_of_running_are_verified(bundle: BundlePath, monkeypatch
     """The session for one runner and the one over all CPUs: a fault in the second alone must not be served either."""
     seen: list[bool] = []
 
-    def differs(engine: object, batch: object, pooled: object, tokens: object, *, alone: bool) -> float:
+    def differs(engine: object, batch: object, pooled: object, tokens: object, *, alone: bool) -> tuple[float, float]:
         seen.append(alone)
-        return 1.0 if alone else 0.0
+        return (1.0 if alone else 0.0), 0.0
 
-    monkeypatch.setattr("service.loading.largest_difference", differs)
+    monkeypatch.setattr("service.loading.differences", differs)
     with pytest.raises(StartupError, match="differ from PyTorch's by"):
         await load(bundle)
     assert seen == [False, True]

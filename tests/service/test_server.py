@@ -56,7 +56,7 @@ async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:
 
 
 async def test_a_model_that_fails_to_load_stops_the_start(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "largest_difference", lambda *_, **__: 0.5)
+    monkeypatch.setattr(loading, "differences", lambda *_, **__: (0.5, 0.5))
     server = Server(settings(tiny_bundle))
     with pytest.raises(StartupError, match=r"differ from PyTorch's by 5\.0e-01"):
         await serve(server)

@@ -1,0 +1,95 @@
+"""Which device and precision a bundle is opened with."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from service.bundle import Bundle, Golden, Precision, graph_file
+from service.config import PrecisionChoice, Settings
+from service.engine import RealDevice
+from service.errors import StartupError
+from service.opening import choose_precision, open_engine
+from tests.fakes import MANIFEST
+from tests.graphs import TABLE, lookup_graph, sequence
+
+SETTINGS = Settings(models=Path("/models"), threads=2)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    """In fp32 and int8; both graphs are a table, which no precision changes."""
+    facts = MANIFEST.graphs["fp32"]
+    precisions: tuple[Precision, ...] = ("fp32", "int8")
+    graphs = {name: replace(facts, file=lookup_graph(tmp_path / graph_file(name)).name) for name in precisions}
+    golden = Golden((sequence(1),), TABLE[[1]], TABLE[[1]])
+    return Bundle(tmp_path, replace(MANIFEST, graphs=graphs), "d" * 64, golden)
+
+
+@pytest.mark.parametrize(
+    ("offered", "device", "chosen"),
+    [
+        (["fp32", "fp16", "int8"], "cpu", "int8"),
+        (["fp32", "fp16", "int8"], "cuda", "fp16"),
+        (["fp32", "fp16"], "cpu", "fp32"),
+        (["fp32", "int8"], "cuda", "fp32"),
+    ],
+)
+def test_auto_takes_the_fastest_that_the_device_is_made_for(
+    offered: list[Precision], device: RealDevice, chosen: Precision
+) -> None:
+    assert choose_precision(offered, "auto", device) == chosen
+
+
+@pytest.mark.parametrize("wanted", ["fp32", "int8"])
+def test_what_the_operator_wants_is_taken(wanted: PrecisionChoice) -> None:
+    assert choose_precision(["fp32", "fp16", "int8"], wanted, "cpu") == wanted
+
+
+@pytest.mark.parametrize(
+    ("offered", "wanted", "device", "refusal"),
+    [
+        (["fp32"], "int8", "cpu", "--precision int8: the bundle has fp32; export it with --precision int8"),
+        (["fp16", "fp32"], "fp16", "cpu", "--precision fp16: not on device cpu: ONNX Runtime has no fp16 products"),
+        (["fp32", "int8"], "int8", "cuda", "--precision int8: not on device cuda: ONNX Runtime's int8 is for CPUs"),
+        (["fp16"], "auto", "cpu", "the bundle has fp16, and none is for cpu: ONNX Runtime has no fp16 products"),
+    ],
+)
+def test_what_would_not_be_served_well_is_refused_with_the_reason(
+    offered: list[Precision], wanted: PrecisionChoice, device: RealDevice, refusal: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        choose_precision(offered, wanted, device)
+    assert refusal in str(caught.value)
+
+
+def test_the_chosen_graph_is_opened(bundle: Bundle) -> None:
+    (bundle.path / graph_file("fp32")).unlink()
+    engine, precision = open_engine(bundle, SETTINGS)
+    assert (precision, engine.provider, engine.num_runners) == ("int8", "CPUExecutionProvider", 2)
+
+
+def test_a_refusal_names_the_bundle(bundle: Bundle) -> None:
+    with pytest.raises(StartupError, match=f"^{bundle.path}: --precision fp16: the bundle has fp32, int8"):
+        open_engine(bundle, replace(SETTINGS, device="cpu", precision="fp16"))
+
+
+def test_auto_takes_the_cpu_where_cuda_does_not_work_and_says_why(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where libraries are missing: the wheel lists CUDA, and the session takes the CPU without an error."""
+    real = ort.InferenceSession
+
+    def fall_back(*arguments: Any, providers: list[Any], **options: Any) -> ort.InferenceSession:
+        return real(*arguments, providers=providers[-1:], **options)
+
+    monkeypatch.setattr(ort, "InferenceSession", fall_back)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        engine, precision = open_engine(bundle, SETTINGS)
+    assert (engine.provider, precision) == ("CPUExecutionProvider", "int8")
+    assert "cuda cannot be used, taking cpu: device cuda: ONNX Runtime fell back" in caplog.text
