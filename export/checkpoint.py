@@ -28,6 +28,13 @@ _TOKENIZER_FILES = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
+# The sizes in config.json under all names that the families have for them, with what is far beyond any model.
+_LARGEST = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), 1000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "head_dim"), 2**14),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "embedding_size", "n_embd", "n_inner", "dim"), 2**20),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions"), 2**27),
+}
 _VOCABULARY_FILES = ("tokenizer.json", "vocab.txt")
 
 
@@ -73,6 +80,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read and check everything. Raises `ExportError`."""
     if not path.is_dir():
         raise ExportError(f"{path} is not a directory; give the one that holds the checkpoint's config.json")
+    _refuse_broken_links(path)
     modules = _read_modules(path)
     directory = next((module.path for module in modules if module.kind == "Transformer"), path)
     content = _read_config(directory)
@@ -111,9 +119,16 @@ def _read_any_json(path: Path) -> object:
         content: object = json.loads(path.read_bytes())
     except OSError as error:
         raise ExportError(f"{path}: {error.strerror}; give a checkpoint directory that has this file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{path}: not JSON ({error}); fetch the checkpoint again") from None
     return content
+
+
+def _refuse_broken_links(directory: Path) -> None:
+    """A cache of links whose files are gone looks like a checkpoint without them, which is another model."""
+    for file in sorted(directory.iterdir()):
+        if file.is_symlink() and not file.exists():
+            raise ExportError(f"{file} is a link to a file that is not there; fetch the checkpoint again")
 
 
 def _read_modules(path: Path) -> tuple[Module, ...]:
@@ -121,8 +136,11 @@ def _read_modules(path: Path) -> tuple[Module, ...]:
     file = path / "modules.json"
     if not file.exists():
         return ()
+    content = _read_any_json(file)
     try:
-        entries = [(str(entry["type"]), str(entry["path"])) for entry in _read_any_json(file)]  # type: ignore[attr-defined]  # not iterable: caught
+        if not isinstance(content, list):
+            raise TypeError
+        entries = [(str(entry["type"]), str(entry["path"])) for entry in content]
     except (TypeError, KeyError):
         raise ExportError(f"{file}: not a list of modules with type and path; fetch the checkpoint again") from None
     return tuple(_module(path, *entry) for entry in entries)
@@ -135,6 +153,8 @@ def _module(path: Path, type_name: str, subdirectory: str) -> Module:
     directory = (path / subdirectory).resolve()
     if not directory.is_relative_to(path.resolve()):
         raise ExportError(f"{path}: module path {subdirectory!r} leaves the checkpoint; correct modules.json")
+    if directory.is_dir():
+        _refuse_broken_links(directory)
     return Module(kind, directory)
 
 
@@ -146,7 +166,19 @@ def _read_config(directory: Path) -> dict[str, Any]:
             f"{directory}: its configuration has auto_map, which names Python files to run, and code from a checkpoint "
             "is never run; use a checkpoint of a model type that transformers itself has"
         )
+    _check_sizes(directory / "config.json", content)
     return content
+
+
+def _check_sizes(path: Path, content: dict[str, Any]) -> None:
+    """No model has such numbers, and building one takes all memory, or ends deep in a library."""
+    for name, limit in _LARGEST.items():
+        value = content.get(name, 1)
+        if isinstance(value, int) and not 1 <= value <= limit:
+            raise ExportError(f"{path}: {name} is {value}; it takes 1 to {limit}; fetch the checkpoint again")
+    pad, vocab_size = content.get("pad_token_id"), content.get("vocab_size")
+    if isinstance(pad, int) and isinstance(vocab_size, int) and not 0 <= pad < vocab_size:
+        raise ExportError(f"{path}: pad_token_id is {pad}; it takes 0 to {vocab_size - 1}, or null")
 
 
 def _read_limit(directory: Path, num_positions: int) -> int:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from export.attention import OPERATOR, OPERATOR_DOMAIN, Packing
 from export.errors import ExportError
 from export.heads import Head
+from service.engine import first_line
 
 OPSET = 20
 OUTPUTS = ("token_embeddings", "sentence_embedding")
@@ -73,24 +74,35 @@ class PackedModel(nn.Module):
 
 def export_graph(model: PackedModel, path: Path) -> None:
     """Write `path` and its weights beside it, in `<path>.data`."""
+    program = _trace(model.eval())
+    # transformers splits rows into heads, the seam joins them again: two Reshape nodes in a row where one will do.
+    rewrite(program.model, [reshape_reshape_rule])
+    _strip_metadata(program)
+    program.save(path, external_data=True)
+
+
+def _trace(model: PackedModel) -> torch.onnx.ONNXProgram:
     inputs = _example_inputs(model.has_token_types)
-    with _silenced_exporter(), torch.no_grad():
-        program = torch.onnx.export(
-            model.eval(),
-            kwargs=inputs,
-            input_names=list(inputs),
-            output_names=list(OUTPUTS),
-            dynamic_shapes={name: dict(enumerate(_AXES[name])) for name in inputs},
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-        if program is None:
-            raise ExportError(f"torch {torch.__version__} exported nothing; install the version in constraints.txt")
-        # transformers splits rows into heads, the seam joins them again: two Reshape nodes in a row where one will do.
-        rewrite(program.model, [reshape_reshape_rule])
-        _strip_metadata(program)
-        program.save(path, external_data=True)
+    try:
+        with _silenced_exporter(), torch.no_grad():
+            program = torch.onnx.export(
+                model,
+                kwargs=inputs,
+                input_names=list(inputs),
+                output_names=list(OUTPUTS),
+                dynamic_shapes={name: dict(enumerate(_AXES[name])) for name in inputs},
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # whatever the model's own code raises, wrapped by the exporter or not
+        cause = error.__cause__ or error
+        raise ExportError(
+            f"torch {torch.__version__} cannot export this model: {type(cause).__name__}: {first_line(cause)}"
+        ) from error
+    if program is None:
+        raise ExportError(f"torch {torch.__version__} exported nothing; install the version in constraints.txt")
+    return program
 
 
 def check_graph(path: Path, *, num_layers: int, has_token_types: bool) -> int:

@@ -143,8 +143,74 @@ def test_a_module_path_that_leaves_the_checkpoint_is_refused(checkpoint: Path) -
     assert "module path '../..' leaves the checkpoint" in _refusal(checkpoint)
 
 
-@pytest.mark.parametrize("content", ["3", '["Transformer"]', '[{"type": "sentence_transformers.models.Pooling"}]'])
+@pytest.mark.parametrize(
+    "content", ["3", "{}", '["Transformer"]', '[{"type": "sentence_transformers.models.Pooling"}]']
+)
 def test_modules_that_are_no_list_of_modules_are_refused(checkpoint: Path, content: str) -> None:
     (checkpoint / "modules.json").write_text(content)
 
     assert "modules.json: not a list of modules with type and path" in _refusal(checkpoint)
+
+
+def test_a_config_nested_without_end_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text("[" * 200_000)
+
+    assert "config.json: not JSON" in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_directory_in_place_of_a_file_is_refused(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    (checkpoint / name).mkdir()
+
+    assert name in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("part", [0, 0.5])
+def test_a_file_that_is_cut_short_is_refused(checkpoint: Path, name: str, part: float) -> None:
+    content = (checkpoint / name).read_bytes()
+    (checkpoint / name).write_bytes(content[: int(len(content) * part)])
+
+    assert "fetch" in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "modules.json", "sentence_bert_config.json"])
+def test_a_link_to_a_file_that_is_gone_is_refused(checkpoint: Path, name: str) -> None:
+    """As in a cache whose blobs were removed; without it, it would be another model."""
+    (checkpoint / name).unlink(missing_ok=True)
+    (checkpoint / name).symlink_to("../blobs/gone")
+
+    assert f"{name} is a link to a file that is not there" in _refusal(checkpoint)
+
+
+def test_a_broken_link_in_a_modules_directory_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    shutil.copytree(checkpoint, outer / "0_Transformer")
+    (outer / "0_Transformer" / "sentence_bert_config.json").symlink_to("gone")
+    _add_modules(outer, ("sentence_transformers.models.Transformer", "0_Transformer"))
+
+    assert "sentence_bert_config.json is a link to a file that is not there" in _refusal(outer)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_attention_heads", 0),
+        ("num_attention_heads", -4),
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", 10**12),
+        ("hidden_size", -32),
+    ],
+)
+def test_a_size_that_no_model_has_is_refused_before_one_is_built(checkpoint: Path, name: str, value: int) -> None:
+    _edit(checkpoint / "config.json", **{name: value})
+
+    assert f"config.json: {name} is {value}; it takes 1 to " in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize("value", [-1, 200])
+def test_a_pad_token_outside_the_vocabulary_is_refused(checkpoint: Path, value: int) -> None:
+    _edit(checkpoint / "config.json", pad_token_id=value)
+
+    assert f"config.json: pad_token_id is {value}; it takes 0 to 199, or null" in _refusal(checkpoint)

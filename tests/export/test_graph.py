@@ -83,6 +83,18 @@ class OwnSoftmax(nn.Module):
         return packing.unpad(torch.softmax(slots @ slots.transpose(1, 2), -1) @ slots)
 
 
+class LooksAtValues(nn.Module):
+    """A forward whose path depends on numbers, which no graph can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH)
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor, *, packing: Packing) -> Tensor:
+        rows: Tensor = self.embedding(token_ids)
+        return rows if rows.sum() > 0 else -rows
+
+
 def _export(
     path: Path, encoder: nn.Module, mode: Pooling = "mean", *, normalize: bool = False, has_token_types: bool = False
 ) -> Path:
@@ -233,6 +245,14 @@ def test_attention_outside_the_seam_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ExportError, match="0 fused attention nodes and 1 Softmax for 1 layers"):
         check_graph(graph, num_layers=1, has_token_types=False)
+
+
+def test_a_model_that_torch_cannot_export_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"^torch \S+ cannot export this model: \w+: .*data-dependent.*") as refusal:
+        _export(tmp_path, LooksAtValues())
+
+    assert "\n" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_layer_too_few_is_refused(attention_graph: Path) -> None:
