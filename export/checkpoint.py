@@ -1,8 +1,8 @@
 """Checkpoints in Hugging Face and sentence-transformers layout, read from a local directory. Nothing is downloaded.
 
 Whatever would make the answer wrong or run a stranger's code is refused here, before any work is done: `auto_map`
-(Python files to run), a tokenizer that does not fit the embedding, a model type that is not supported (families.py),
-weights that do not fit the configuration (weights.py).
+(Python files to run) unless transformers has ported just those, a tokenizer that does not fit the embedding, a model
+type that is not supported (families/), weights that do not fit the configuration (weights.py).
 """
 
 import json
@@ -83,8 +83,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     _refuse_broken_links(path)
     modules = _read_modules(path)
     directory = next((module.path for module in modules if module.kind == "Transformer"), path)
-    content = _read_config(directory)
+    content = read_json(directory / "config.json")
     family = find_family(directory, content)
+    _refuse_code(directory, content, family.ported_from)
+    _check_sizes(directory / "config.json", content)
     encoder, config = build_encoder(directory, family, content)
     unused_keys = load_weights(directory, encoder.model, family.keys)
     encoder.eval()
@@ -158,16 +160,28 @@ def _module(path: Path, type_name: str, subdirectory: str) -> Module:
     return Module(kind, directory)
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    content = read_json(directory / "config.json")
+def _refuse_code(directory: Path, content: dict[str, Any], ported: frozenset[str]) -> None:
+    """Raise `ExportError` for Python files to run, unless transformers' own class is a port of exactly those.
+
+    That every key fits would not be enough: Python of a checkpoint's own may compute other numbers from the same keys,
+    as that which makes a decoder see both ways does, and parity with transformers' class would not show it.
+    """
     tokenizer = directory / "tokenizer_config.json"
-    if "auto_map" in content or (tokenizer.exists() and "auto_map" in read_json(tokenizer)):
+    named = _code_modules(content) - ported | _code_modules(read_json(tokenizer) if tokenizer.exists() else {})
+    if named:
         raise ExportError(
-            f"{directory}: its configuration has auto_map, which names Python files to run, and code from a checkpoint "
-            "is never run; use a checkpoint of a model type that transformers itself has"
+            f"{directory}: its configuration has auto_map, which names Python files to run "
+            f"({', '.join(sorted(named))}), and code from a checkpoint is never run; "
+            "use a checkpoint for which transformers itself has the class"
         )
-    _check_sizes(directory / "config.json", content)
-    return content
+
+
+def _code_modules(content: dict[str, Any]) -> set[str]:
+    """The modules in auto_map, whose values are [repository--]module.Class, or lists of them with null for none."""
+    values = content.get("auto_map", {})
+    names = values.values() if isinstance(values, dict) else [values]
+    flat = [name for value in names for name in (value if isinstance(value, list) else [value]) if name is not None]
+    return {str(name).rpartition("--")[2].rpartition(".")[0] or str(name) for name in flat}
 
 
 def _check_sizes(path: Path, content: dict[str, Any]) -> None:

@@ -97,6 +97,21 @@ FAMILIES: dict[str, Maker] = {
         },
         heads=("LMHeadModel", "ForSequenceClassification", "DoubleHeadsModel"),
     ),
+    "nomic_bert": Maker("NomicBert"),
+    "jina_embeddings_v3": Maker("JinaEmbeddingsV3", _SIZES | {"type_vocab_size": 1}),
+    "eurobert": Maker("EuroBert", _SIZES | {"num_key_value_heads": 2, "mask_token_id": 4}),
+    # A global layer between two with windows of 4 columns either way.
+    "modernbert": Maker(
+        "ModernBert",
+        _SIZES
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "local_attention": 8,
+            "cls_token_id": 2,
+            "sep_token_id": 3,
+        },
+    ),
     # The head size is not the width by the number of heads.
     "qwen3": Maker(
         "Qwen3",

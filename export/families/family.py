@@ -54,3 +54,5 @@ class Family:
     num_positions: Callable[[PreTrainedConfig], int] = all_positions
     # Whether the class makes a pooler, which no embedding needs, unless told not to.
     has_pooler: bool = False
+    # Python files of the model's authors, by module name, that transformers' own class is a port of.
+    ported_from: frozenset[str] = frozenset()

@@ -11,8 +11,9 @@ from export.families.encoder import TransformersEncoder
 from export.families.family import Family
 from export.families.plain import PLAIN
 from export.families.refusals import EVERYWHERE
+from export.families.rotary import ROTARY
 
-FAMILIES: dict[str, Family] = PLAIN | CAUSAL
+FAMILIES: dict[str, Family] = PLAIN | CAUSAL | ROTARY
 _RELATIVE = "its relative position bias is added inside attention, where the fused operator cannot see it"
 _REFUSED = {"mpnet": _RELATIVE, "deberta": _RELATIVE, "deberta-v2": _RELATIVE, "t5": _RELATIVE}
 

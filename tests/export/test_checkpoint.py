@@ -9,6 +9,7 @@ import pytest
 
 from export.checkpoint import read_checkpoint
 from export.errors import ExportError
+from tests.checkpoints import write_checkpoint
 
 
 def _edit(path: Path, **changes: Any) -> None:
@@ -93,7 +94,37 @@ def test_a_config_that_is_no_object_is_refused(checkpoint: Path) -> None:
 def test_remote_code_is_refused(checkpoint: Path, file: str) -> None:
     _edit(checkpoint / file, auto_map={"AutoModel": "modeling.Evil"})
 
-    assert "auto_map, which names Python files to run" in _refusal(checkpoint)
+    assert "auto_map, which names Python files to run (modeling)" in _refusal(checkpoint)
+
+
+NAMED = {
+    "AutoConfig": "configuration_eurobert.EuroBertConfig",
+    "AutoModel": "EuroBERT/EuroBERT-210m--modeling_eurobert.EuroBertModel",
+}
+
+
+def test_code_that_transformers_has_ported_is_not_needed_and_not_run(tmp_path: Path) -> None:
+    write_checkpoint("eurobert", tmp_path)
+    _edit(tmp_path / "config.json", auto_map=NAMED)
+    (tmp_path / "modeling_eurobert.py").write_text("raise AssertionError('it was run')")
+
+    assert type(read_checkpoint(tmp_path).encoder.model).__module__.startswith("transformers.models.eurobert")
+
+
+@pytest.mark.parametrize("other", ["modeling_bidirectional.EuroBertModel", "modeling_eurobert_v2.EuroBertModel"])
+def test_code_of_another_name_is_refused_though_every_key_fits(tmp_path: Path, other: str) -> None:
+    write_checkpoint("eurobert", tmp_path)
+    _edit(tmp_path / "config.json", auto_map=NAMED | {"AutoModel": other})
+
+    assert f"names Python files to run ({other.partition('.')[0]})" in _refusal(tmp_path)
+
+
+@pytest.mark.parametrize("named", [["tokenization_own.Own", None], "tokenization_own.Own"])
+def test_code_of_a_tokenizer_is_refused_in_every_family(tmp_path: Path, named: object) -> None:
+    write_checkpoint("eurobert", tmp_path)
+    _edit(tmp_path / "tokenizer_config.json", auto_map={"AutoTokenizer": named})
+
+    assert "names Python files to run (tokenization_own)" in _refusal(tmp_path)
 
 
 def test_weights_of_another_size_are_refused_with_their_names(checkpoint: Path) -> None:

@@ -76,6 +76,20 @@ def test_frequencies_that_depend_on_the_length(kind: str, field: str, tmp_path: 
     )
 
 
+def test_frequencies_of_one_kind_of_layer_that_depend_on_the_length(tmp_path: Path) -> None:
+    rotation = {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+
+    assert "rope_type is 'dynamic'" in _refusal("modernbert", tmp_path, rope_parameters=rotation)
+
+
+def test_a_configuration_of_nomics_own_code(tmp_path: Path) -> None:
+    named = {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
+
+    refusal = _refusal("nomic_bert", tmp_path, n_embd=32, n_layer=2, auto_map=named)
+
+    assert "config.json has n_embd, n_layer, which are fields of Nomic's own Python code" in refusal
+
+
 def test_key_heads_that_do_not_divide_the_heads(tmp_path: Path) -> None:
     assert "num_attention_heads 4 is no multiple of num_key_value_heads 3" in _refusal(
         "qwen3", tmp_path, num_key_value_heads=3
