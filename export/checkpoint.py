@@ -7,7 +7,7 @@ type that is not supported (families/), weights that do not fit the configuratio
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from export.errors import ExportError
-from export.families import TransformersEncoder, build_encoder, find_family
+from export.families import build_encoder, find_family
 from export.weights import load_weights
 
 # What a client needs to turn text into the ids that this model knows.
@@ -51,6 +51,8 @@ class Subject:
     """What is verified: a reference, and what its inputs may be.
 
     `encoder(token_ids, mask=...)` maps (B, S) to (B, S, E); it takes `token_type_ids` where `type_vocab_size` is not 0.
+    Where `input_size` is not 0 it is fed with vectors, (B, S, input_size), and `vocab_size` is 0. `tokenize` is None
+    where there is no tokenizer.
     """
 
     encoder: nn.Module
@@ -59,14 +61,14 @@ class Subject:
     type_vocab_size: int
     pad_token_id: int
     max_sequence_tokens: int
-    tokenize: Callable[[str], list[int]]
+    tokenize: Callable[[str], list[int]] | None
+    input_size: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint(Subject):
     """A model with its weights, ready to run, and what its files say about it. `unused_keys` were left aside."""
 
-    encoder: TransformersEncoder
     path: Path
     family: str
     modules: tuple[Module, ...]

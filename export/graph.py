@@ -33,6 +33,7 @@ OPSET = 20
 OUTPUTS = ("token_embeddings", "sentence_embedding")
 
 _TOKENS, _SEQUENCES, _LONGEST = "tokens", "sequences", "longest"
+_VECTORS = "embeddings"  # (T, input_size), in place of token_ids
 _AXES = {
     "token_ids": (_TOKENS,),
     "position_ids": (_TOKENS,),
@@ -49,17 +50,21 @@ class PackedModel(nn.Module):
     """An encoder with its head, on a packed batch.
 
     `encoder(token_ids, position_ids, packing=...)` maps (T,) to (T, E); it takes `token_type_ids` if `has_token_types`.
+    Where `input_size` is not 0 its first argument is vectors, (T, input_size).
     """
 
-    def __init__(self, encoder: nn.Module, head: Head, *, has_token_types: bool) -> None:
+    def __init__(self, encoder: nn.Module, head: Head, *, has_token_types: bool, input_size: int = 0) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
         self.has_token_types = has_token_types
+        self.input_size = input_size
 
     def forward(
         self,
-        token_ids: Tensor,
+        *,
+        token_ids: Tensor | None = None,
+        embeddings: Tensor | None = None,
         position_ids: Tensor,
         pad_index: Tensor,
         unpad_index: Tensor,
@@ -68,8 +73,9 @@ class PackedModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         packing = Packing(pad_index, unpad_index, lengths, position_ids)
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        rows = self.encoder(token_ids, position_ids, packing=packing, **types)  # (T, E)
-        return rows, self.head(rows, packing, token_ids)
+        inputs = token_ids if embeddings is None else embeddings
+        rows = self.encoder(inputs, position_ids, packing=packing, **types)  # (T, E)
+        return rows, self.head(rows, packing, inputs)
 
 
 def export_graph(model: PackedModel, path: Path) -> None:
@@ -82,7 +88,8 @@ def export_graph(model: PackedModel, path: Path) -> None:
 
 
 def _trace(model: PackedModel) -> torch.onnx.ONNXProgram:
-    inputs = _example_inputs(model.has_token_types)
+    axes = _input_axes(has_token_types=model.has_token_types, input_size=model.input_size)
+    inputs = _example_inputs(axes)
     try:
         with _silenced_exporter(), torch.no_grad():
             program = torch.onnx.export(
@@ -90,7 +97,9 @@ def _trace(model: PackedModel) -> torch.onnx.ONNXProgram:
                 kwargs=inputs,
                 input_names=list(inputs),
                 output_names=list(OUTPUTS),
-                dynamic_shapes={name: dict(enumerate(_AXES[name])) for name in inputs},
+                dynamic_shapes={
+                    name: {i: axis for i, axis in enumerate(axes[name]) if isinstance(axis, str)} for name in inputs
+                },
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,
@@ -105,11 +114,11 @@ def _trace(model: PackedModel) -> torch.onnx.ONNXProgram:
     return program
 
 
-def check_graph(path: Path, *, num_layers: int, has_token_types: bool) -> int:
+def check_graph(path: Path, *, num_layers: int, has_token_types: bool, input_size: int = 0) -> int:
     """The number of fused attention nodes in the file. Raises `ExportError` if anything about it is not as promised."""
     onnx.checker.check_model(path, full_check=True)
     graph = onnx.load(path, load_external_data=False).graph
-    expected = {name: axes for name, axes in _AXES.items() if has_token_types or name != "token_type_ids"}
+    expected = _input_axes(has_token_types=has_token_types, input_size=input_size)
     found = {value.name: _axes_of(value) for value in graph.input}
     if found != expected:
         raise ExportError(f"{path.name}: its inputs are {found}, expected {expected}; an axis was made constant")
@@ -187,11 +196,24 @@ def _strip_metadata(program: torch.onnx.ONNXProgram) -> None:
     program.model.graph.metadata_props.clear()
 
 
-def _example_inputs(has_token_types: bool) -> dict[str, Tensor]:
+def _input_axes(*, has_token_types: bool, input_size: int) -> dict[str, tuple[str | int, ...]]:
+    """The axes of each input that the graph has; a number is one that never changes."""
+    axes: dict[str, tuple[str | int, ...]] = {_VECTORS: (_TOKENS, input_size)} if input_size else {}
+    left_out = {"token_ids" if input_size else "", "" if has_token_types else "token_type_ids"}
+    return axes | {name: names for name, names in _AXES.items() if name not in left_out}
+
+
+def _example_inputs(axes: dict[str, tuple[str | int, ...]]) -> dict[str, Tensor]:
     sizes = {_TOKENS: _EXAMPLE_TOKENS, _SEQUENCES: _EXAMPLE_SEQUENCES, _LONGEST: _EXAMPLE_LONGEST}
-    inputs = {name: torch.zeros([sizes[axis] for axis in axes], dtype=torch.int64) for name, axes in _AXES.items()}
-    inputs["lengths"] = torch.ones(_EXAMPLE_SEQUENCES, dtype=torch.int32)
-    return inputs if has_token_types else {name: inputs[name] for name in inputs if name != "token_type_ids"}
+    types = {_VECTORS: torch.float32, "lengths": torch.int32}
+    inputs = {
+        name: torch.zeros(
+            [sizes[axis] if isinstance(axis, str) else axis for axis in names], dtype=types.get(name, torch.int64)
+        )
+        for name, names in axes.items()
+    }
+    inputs["lengths"] += 1
+    return inputs
 
 
 def _axes_of(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:

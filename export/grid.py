@@ -30,15 +30,16 @@ def make_grid(subject: Subject) -> dict[str, list[TokenSequence]]:
         "one long, many short": [3, 1, 4, 1, 5, longest, 9, 2, 6, 5, 3, 5],
     }
     grid = {
-        name: [_random_sequence(rng, subject, np.arange(min(size, longest))) for size in sizes]
+        name: [random_sequence(rng, subject, np.arange(min(size, longest))) for size in sizes]
         for name, sizes in lengths.items()
     }
     columns = np.arange(min(24, longest))
     left_padded = [columns[-size:] for size in (1, 5, 24, 11)]
     with_holes = [np.sort(rng.choice(columns, max(1, len(columns) // part), replace=False)) for part in (2, 3, 5, 12)]
-    grid["left padded"] = [_random_sequence(rng, subject, positions) for positions in left_padded]
-    grid["masks with holes"] = [_random_sequence(rng, subject, positions) for positions in with_holes]
-    grid["English text"] = english_sequences(subject.tokenize, 12, min(longest, _TEXT_TOKENS))
+    grid["left padded"] = [random_sequence(rng, subject, positions) for positions in left_padded]
+    grid["masks with holes"] = [random_sequence(rng, subject, positions) for positions in with_holes]
+    if subject.tokenize is not None:
+        grid["English text"] = english_sequences(subject.tokenize, 12, min(longest, _TEXT_TOKENS))
     return grid
 
 
@@ -50,7 +51,10 @@ def english_sequences(tokenize: Callable[[str], list[int]], count: int, max_toke
     return [TokenSequence(row, np.arange(len(row)), np.zeros(len(row), np.int64)) for row in ids]
 
 
-def _random_sequence(rng: np.random.Generator, subject: Subject, positions: Int64Array) -> TokenSequence:
+def random_sequence(rng: np.random.Generator, subject: Subject, positions: Int64Array) -> TokenSequence:
+    """Token ids and types drawn evenly; or vectors of components of order 1, as a norm leaves them."""
     size = len(positions)
+    if subject.input_size:
+        return TokenSequence.of_vectors(rng.standard_normal((size, subject.input_size), np.float32), positions)
     types = rng.integers(0, max(subject.type_vocab_size, 1), size)
     return TokenSequence(rng.integers(0, subject.vocab_size, size), positions, types)

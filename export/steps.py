@@ -17,7 +17,7 @@ from rich.console import Console
 from export.checkpoint import Checkpoint, read_checkpoint
 from export.errors import ExportError
 from export.graph import PackedModel, export_graph
-from export.grid import english_sequences
+from export.grid import english_sequences, random_sequence
 from export.heads import Head
 from export.sentence_transformers import choose_embedding
 from export.sharing import share_weights
@@ -37,7 +37,6 @@ from service.bundle import (
     write_golden,
     write_manifest,
 )
-from service.request import TokenSequence
 
 # The gate on the exporting machine is 1e-5, of which rounding takes up to 7e-6. Another CPU or a GPU has other kernels,
 # whose rounding comes on top, and a good model must not be refused there. Faults are far larger: TF32, a wrong mask or
@@ -127,15 +126,16 @@ def _write_rest(directory: Path, name: str, checkpoint: Checkpoint, head: Head, 
 
 
 def _make_golden(checkpoint: Checkpoint, head: Head) -> Golden:
-    """Eight ragged sequences, one token and the longest among them, with PyTorch's outputs."""
+    """Eight ragged sequences, one token and the longest among them, with PyTorch's outputs.
+
+    Half of them are English text where there is a tokenizer.
+    """
     rng = np.random.default_rng(0)
-    lengths = [min(size, checkpoint.max_sequence_tokens) for size in (1, 2, 17, checkpoint.max_sequence_tokens)]
-    columns = [np.arange(size) for size in lengths]
-    sequences = [
-        TokenSequence(rng.integers(0, checkpoint.vocab_size, len(row)), row, np.zeros(len(row), np.int64))
-        for row in columns
-    ]
-    sequences += english_sequences(checkpoint.tokenize, 4, min(64, checkpoint.max_sequence_tokens))
+    longest = checkpoint.max_sequence_tokens
+    sizes = [1, 2, 17, longest] if checkpoint.tokenize else [1, 2, 17, longest, 5, 64, 31, 48]
+    sequences = [random_sequence(rng, checkpoint, np.arange(min(size, longest))) for size in sizes]
+    if checkpoint.tokenize:
+        sequences += english_sequences(checkpoint.tokenize, 4, min(64, longest))
     answer = reference_answer(checkpoint, head, sequences)
     return Golden(tuple(sequences), answer.tokens, answer.pooled)
 

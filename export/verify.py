@@ -105,7 +105,9 @@ class ParityReport:
 def verify(subject: Subject, head: Head, graph: Path) -> ParityReport:
     """Hold the graph file against its reference. Raises `ExportError` that names the worst case."""
     has_token_types = subject.type_vocab_size > 0
-    facts = verify_fusion(graph, num_layers=subject.num_layers, has_token_types=has_token_types)
+    facts = verify_fusion(
+        graph, num_layers=subject.num_layers, has_token_types=has_token_types, input_size=subject.input_size
+    )
     engine = Engine(graph, has_token_types=has_token_types)
     grid = make_grid(subject)
     report = ParityReport(tuple(_compare(name, subject, head, engine, batch) for name, batch in grid.items()), facts)
@@ -116,9 +118,9 @@ def verify(subject: Subject, head: Head, graph: Path) -> ParityReport:
     return report
 
 
-def verify_fusion(graph: Path, *, num_layers: int, has_token_types: bool) -> Fusion:
+def verify_fusion(graph: Path, *, num_layers: int, has_token_types: bool, input_size: int = 0) -> Fusion:
     """Count fused nodes in the file and again in what the engine makes of it. Raises `ExportError`."""
-    num_fused = check_graph(graph, num_layers=num_layers, has_token_types=has_token_types)
+    num_fused = check_graph(graph, num_layers=num_layers, has_token_types=has_token_types, input_size=input_size)
     with tempfile.TemporaryDirectory(dir=graph.parent) as directory:
         optimized = Path(directory) / "optimized.onnx"
         write_optimized(graph, optimized)
@@ -132,32 +134,41 @@ def verify_isolation(graph: Path, batch: PackedBatch, *, has_token_types: bool) 
     """
     is_odd = np.arange(batch.num_sequences) % 2 == 1  # (B,)
     with tempfile.TemporaryDirectory(dir=graph.parent) as directory:
-        poisoned = Path(directory) / "poisoned.onnx"
-        nan_id = write_poisoned(graph, poisoned)
+        poisoned, nan_id = graph, 0
+        if batch.embeddings is None:
+            poisoned = Path(directory) / "poisoned.onnx"
+            nan_id = write_poisoned(graph, poisoned)
         engine = Engine(poisoned, has_token_types=has_token_types)
         expected = _run(engine, batch)
         for is_ill in (~is_odd, is_odd):
             is_ill_row = np.repeat(is_ill, batch.lengths)  # (T,)
-            token_ids = np.where(is_ill_row, nan_id, batch.token_ids)
-            found = _run(engine, dataclasses.replace(batch, token_ids=token_ids))
+            found = _run(engine, _poison(batch, is_ill_row, nan_id))
             _check_isolation("token", found.tokens, expected.tokens, is_ill_row)
             _check_isolation("pooled", found.pooled, expected.pooled, is_ill)
+
+
+def _poison(batch: PackedBatch, is_ill_row: NDArray[np.bool], nan_id: int) -> PackedBatch:
+    if batch.embeddings is None:
+        return dataclasses.replace(batch, token_ids=np.where(is_ill_row, nan_id, batch.token_ids))
+    return dataclasses.replace(batch, embeddings=np.where(is_ill_row[:, None], np.float32(np.nan), batch.embeddings))
 
 
 def reference_answer(subject: Subject, head: Head, sequences: Sequence[TokenSequence]) -> Answer:
     """PyTorch's answer: each token in the column that its position names, a mask, eager attention."""
     width = 1 + max(int(sequence.position_ids.max()) for sequence in sequences)
     shape = (len(sequences), width)
-    ids, types = torch.full(shape, subject.pad_token_id), torch.zeros(shape, dtype=torch.long)
+    types = torch.zeros(shape, dtype=torch.long)
+    inputs = torch.zeros(*shape, subject.input_size) if subject.input_size else torch.full(shape, subject.pad_token_id)
     mask = torch.zeros(shape, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
         columns = torch.from_numpy(sequence.position_ids)
-        ids[row, columns] = torch.from_numpy(sequence.token_ids)
+        vectors = sequence.embeddings
+        inputs[row, columns] = torch.from_numpy(sequence.token_ids if vectors is None else vectors)
         types[row, columns] = torch.from_numpy(sequence.token_type_ids)
         mask[row, columns] = True
     keywords: dict[str, Tensor] = {"token_type_ids": types} if subject.type_vocab_size else {}
     with torch.no_grad():
-        hidden = subject.encoder(ids, mask=mask, **keywords)  # (B, S, E)
+        hidden = subject.encoder(inputs, mask=mask, **keywords)  # (B, S, E)
         rows = [hidden[row, sequence.position_ids] for row, sequence in enumerate(sequences)]
         pooled = [
             head.reference(part, torch.from_numpy(sequence.token_ids))

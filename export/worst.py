@@ -1,6 +1,6 @@
 """The worst vector of a batch that failed, with its input: what a developer needs to see it again.
 
-The batches are the same in every run, so a batch's name, a sequence's index and its token ids are enough.
+The batches are the same in every run, so a batch's name, a sequence's index and the start of its input are enough.
 """
 
 import numpy as np
@@ -9,6 +9,7 @@ from service.request import Float32Array, Int64Array, TokenSequence
 
 # A line is for reading. The whole of a longer sequence is in grid.py's batch of that name.
 _MAX_IDS = 64
+_MAX_COMPONENTS = 4
 
 
 def describe_worst(found: Float32Array, expected: Float32Array, sequences: list[TokenSequence]) -> str:
@@ -24,8 +25,15 @@ def describe_worst(found: Float32Array, expected: Float32Array, sequences: list[
         where += f", token {token} of {sequence.num_tokens} in column {sequence.position_ids[token]}"
     return (
         f"worst in {where}, component {component}: found {found[row, component]:.7g}, "
-        f"expected {expected[row, component]:.7g}; its token_ids are {_list_ids(sequence.token_ids)}"
+        f"expected {expected[row, component]:.7g}; {_describe_input(sequence, token or 0)}"
     )
+
+
+def _describe_input(sequence: TokenSequence, token: int) -> str:
+    if sequence.embeddings is None:
+        return f"its token_ids are {_list_ids(sequence.token_ids)}"
+    start = " ".join(f"{number:.7g}" for number in sequence.embeddings[token, :_MAX_COMPONENTS])
+    return f"the vector of token {token} begins [{start}]"
 
 
 def _find_token(row: int, sequences: list[TokenSequence]) -> tuple[int, int]:

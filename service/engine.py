@@ -79,7 +79,7 @@ class Engine:
 
     def _feeds(self, batch: PackedBatch) -> dict[str, Any]:
         feeds = {
-            "token_ids": batch.token_ids,
+            **({"token_ids": batch.token_ids} if batch.embeddings is None else {"embeddings": batch.embeddings}),
             "position_ids": batch.position_ids,
             "pad_index": batch.pad_index,
             "unpad_index": batch.unpad_index,

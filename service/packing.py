@@ -19,7 +19,8 @@ from service.request import Float32Array, Int64Array, TokenSequence
 class PackedBatch:
     """The packed graph's inputs.
 
-    Shapes: token_ids, position_ids, token_type_ids, unpad_index (T,) int64; pad_index (B, S) int64; lengths (B,) int32.
+    Shapes: token_ids, position_ids, token_type_ids, unpad_index (T,) int64; pad_index (B, S) int64; lengths (B,) int32;
+    and, for a model that is fed with vectors, embeddings (T, input_size) float32 in place of the token ids.
     """
 
     token_ids: Int64Array
@@ -28,6 +29,7 @@ class PackedBatch:
     pad_index: Int64Array
     unpad_index: Int64Array
     lengths: NDArray[np.int32]
+    embeddings: Float32Array | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -60,7 +62,14 @@ def pack(sequences: Sequence[TokenSequence]) -> PackedBatch:
         pad_index=starts[:, None] + np.where(is_real, columns, 0),
         unpad_index=np.flatnonzero(is_real),
         lengths=lengths.astype(np.int32),
+        embeddings=_pack_vectors(sequences),
     )
+
+
+def _pack_vectors(sequences: Sequence[TokenSequence]) -> Float32Array | None:
+    """(T, input_size). All sequences are for one model, so either all have vectors or none has."""
+    vectors = [sequence.embeddings for sequence in sequences if sequence.embeddings is not None]
+    return np.concatenate(vectors) if vectors else None
 
 
 def unpack(batch: PackedBatch, rows: Float32Array) -> list[Float32Array]:

@@ -35,12 +35,20 @@ class TokenSequence:
     """One sequence of real tokens, padding already gone.
 
     Shapes: each (L,), int64, L >= 1. `position_ids` is the column that each token had in the caller's layout, so that
-    left padding and masks with holes stay exact.
+    left padding and masks with holes stay exact. A model that is fed with vectors gets `embeddings` (L, input_size);
+    token ids and types are then 0, and nothing reads them.
     """
 
     token_ids: Int64Array
     position_ids: Int64Array
     token_type_ids: Int64Array
+    embeddings: Float32Array | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def of_vectors(cls, embeddings: Float32Array, position_ids: Int64Array) -> "TokenSequence":
+        """A sequence for a model that is fed with vectors, one a token."""
+        zeros = np.zeros_like(position_ids)
+        return cls(zeros, position_ids, zeros, embeddings=embeddings)
 
     @property
     def num_tokens(self) -> int:

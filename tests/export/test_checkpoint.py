@@ -50,7 +50,9 @@ def test_the_real_checkpoint_is_read(minilm_checkpoint: Path) -> None:
 
 def test_the_tokenizer_makes_the_models_ids(minilm_checkpoint: Path) -> None:
     # Source: the published vocab.txt, lines counted from 0.
-    assert read_checkpoint(minilm_checkpoint).tokenize("hello world") == [101, 7592, 2088, 102]
+    tokenize = read_checkpoint(minilm_checkpoint).tokenize
+    assert tokenize is not None
+    assert tokenize("hello world") == [101, 7592, 2088, 102]
 
 
 @pytest.mark.parametrize(("max_seq_length", "expected"), [(16, 16), (1000, 64), (None, 64)])

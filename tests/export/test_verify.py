@@ -18,6 +18,7 @@ from export.attention import Packing
 from export.checkpoint import Subject, read_checkpoint
 from export.encoder import Encoder, EncoderConfig
 from export.errors import ExportError
+from export.families import TransformersEncoder
 from export.graph import PackedModel, count_fused, export_graph
 from export.grid import make_grid
 from export.heads import EmbeddingHead
@@ -277,6 +278,7 @@ def test_the_bundle_keeps_the_report(minilm_bundle: Path) -> None:
 
 def test_a_transformers_model_is_its_own_reference(tiny_checkpoint: Path) -> None:
     checkpoint = read_checkpoint(tiny_checkpoint)
+    assert isinstance(checkpoint.encoder, TransformersEncoder)
     sequence = TokenSequence(np.array([5, 6, 7]), np.array([2, 3, 5]), np.array([0, 1, 1]))
     subject = dataclasses.replace(_subject(checkpoint.encoder), vocab_size=200, type_vocab_size=2)
 

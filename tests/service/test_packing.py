@@ -37,6 +37,20 @@ def test_three_sequences_are_laid_out_as_drawn() -> None:
     assert batch.lengths.tolist() == [2, 1, 3]
 
 
+def test_vectors_stand_back_to_back_in_place_of_token_ids() -> None:
+    first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((1, 3), np.float32)
+    batch = pack([TokenSequence.of_vectors(first, np.arange(2)), TokenSequence.of_vectors(second, np.array([4]))])
+
+    assert batch.embeddings is not None
+    assert batch.embeddings.tolist() == [[0, 1, 2], [3, 4, 5], [1, 1, 1]]
+    assert batch.position_ids.tolist() == [0, 1, 4]
+    assert (batch.num_tokens, batch.token_ids.tolist()) == (3, [0, 0, 0])
+
+
+def test_a_batch_of_token_ids_has_no_vectors() -> None:
+    assert pack(sequences([2, 1])).embeddings is None
+
+
 def test_sizes_and_fill_are_counted() -> None:
     batch = pack(sequences([2, 1, 3]))
     assert (batch.num_sequences, batch.num_tokens, batch.longest) == (3, 6, 3)
