@@ -60,11 +60,15 @@ class Packing:
         """(B, S) bool: which slots hold a token of their own."""
         return torch.arange(self.pad_index.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(1)
 
+    def pad_ids(self, ids: Tensor) -> Tensor:
+        """(T,) int64 -> (B, S)."""
+        return self.pad(ids.unsqueeze(1)).squeeze(2)
+
     def columns(self) -> Tensor:
         """(B, S) int64: the column of each slot's token. An unused slot stands where the row that fills it stands."""
         if self.position_ids is None:
             raise ValueError("attention that depends on distances needs position_ids in its packing")
-        return self.position_ids[self.pad_index]
+        return self.pad_ids(self.position_ids)
 
     def window_bias(self, window: int) -> Tensor:
         """(B, 1, S, S): 0 where two columns are less than `window` apart, all but minus infinity elsewhere."""

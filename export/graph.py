@@ -223,12 +223,14 @@ def _axes_of(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:
 @contextmanager
 def _silenced_exporter() -> Iterator[None]:
     """Drop the exporter's warnings: they are about its own insides. Its errors pass, and the file is checked after."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

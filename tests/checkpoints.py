@@ -81,6 +81,19 @@ FAMILIES: dict[str, Maker] = {
         _SIZES | {"embedding_size": 16},
         heads=("ForMaskedLM", "ForPreTraining", "ForSequenceClassification"),
     ),
+    "mpnet": Maker("MPNet"),
+    "deberta-v2": Maker(
+        "DebertaV2",
+        _SIZES
+        | {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 8,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "position_biased_input": False,
+        },
+    ),
     "albert": Maker(
         "Albert", _SIZES | {"embedding_size": 16}, heads=("ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
     ),

@@ -8,13 +8,19 @@ from export.families.family import Positions, keep_columns
 
 
 class TransformersEncoder(nn.Module):
-    """A transformers model behind the calling convention of `export.encoder.Encoder`."""
+    """A transformers model behind the calling convention of `export.encoder.Encoder`.
 
-    def __init__(self, model: PreTrainedModel, positions: Positions = keep_columns) -> None:
+    `packed` runs packed batches on the same weights where the model's own code cannot: see `Family`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, positions: Positions = keep_columns, packed: nn.Module | None = None
+    ) -> None:
         super().__init__()
         register_with_transformers()
         self.model = model
         self._positions = positions
+        self._packed = packed
 
     def forward(
         self,
@@ -34,8 +40,10 @@ class TransformersEncoder(nn.Module):
             return self._forward_padded(token_ids, position_ids, mask, types)
         if position_ids is None:
             raise ValueError("a packed batch needs position_ids: sequences stand back to back")
-        self.model.set_attn_implementation(ATTENTION)
         positions = self._positions(self.model.config, token_ids, position_ids, packing)
+        if self._packed is not None:
+            return self._packed(token_ids, positions, token_type_ids, packing)  # type: ignore[no-any-return]  # nn.Module
+        self.model.set_attn_implementation(ATTENTION)
         inputs = {"input_ids": token_ids, "position_ids": positions} | types
         packed = self.model(**{name: ids.unsqueeze(0) for name, ids in inputs.items()}, packing=packing)  # (1, T) each
         return packed.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]  # transformers returns untyped outputs

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from export.attention import Packing
@@ -44,7 +45,11 @@ def positions_after_pad(config: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What differs between families. `num_positions` is how many tokens the longest sequence may have."""
+    """What differs between families. `num_positions` is how many tokens the longest sequence may have.
+
+    `packed` is for models that do their attention outside transformers' registry: of a model it makes the module that
+    maps (token_ids, positions, token_types or None, packing) to rows (T, E) through the seam, with the model's weights.
+    """
 
     model_class: type[PreTrainedModel]
     config_class: type[PreTrainedConfig]
@@ -56,3 +61,4 @@ class Family:
     has_pooler: bool = False
     # Python files of the model's authors, by module name, that transformers' own class is a port of.
     ported_from: frozenset[str] = frozenset()
+    packed: Callable[[Any], nn.Module] | None = None

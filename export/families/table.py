@@ -7,15 +7,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from export.errors import ExportError
 from export.families.causal import CAUSAL
+from export.families.deberta import DEBERTA_V2
 from export.families.encoder import TransformersEncoder
 from export.families.family import Family
+from export.families.mpnet import MPNET
 from export.families.plain import PLAIN
 from export.families.refusals import EVERYWHERE
 from export.families.rotary import ROTARY
 
-FAMILIES: dict[str, Family] = PLAIN | CAUSAL | ROTARY
-_RELATIVE = "its relative position bias is added inside attention, where the fused operator cannot see it"
-_REFUSED = {"mpnet": _RELATIVE, "deberta": _RELATIVE, "deberta-v2": _RELATIVE, "t5": _RELATIVE}
+FAMILIES: dict[str, Family] = PLAIN | CAUSAL | ROTARY | {"mpnet": MPNET, "deberta-v2": DEBERTA_V2}
+_REFUSED = {
+    "deberta": "its attention ignores transformers' registry, and it has not been rewritten for the seam",
+    "t5": "it makes its position bias for padded rows, and it has not been rewritten for the seam",
+}
 
 
 def find_family(directory: Path, content: dict[str, Any]) -> Family:
@@ -48,7 +52,8 @@ def build_encoder(
         raise _broken(directory, error) from error
     if not getattr(config, "is_causal", True):
         _let_see_both_ways(model)
-    return TransformersEncoder(model, family.positions), config
+    packed = None if family.packed is None else family.packed(model)
+    return TransformersEncoder(model, family.positions, packed), config
 
 
 def _let_see_both_ways(model: PreTrainedModel) -> None:

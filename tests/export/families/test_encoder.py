@@ -68,6 +68,18 @@ def _rope(**kind: Any) -> dict[str, Any]:
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("albert", {"num_hidden_groups": 2}),
     ("electra", {"embedding_size": 32}),
+    ("deberta-v2", {"pos_att_type": ["c2p"]}),
+    ("deberta-v2", {"pos_att_type": ["p2c"]}),
+    ("deberta-v2", {"pos_att_type": None}),
+    ("deberta-v2", {"relative_attention": False}),
+    ("deberta-v2", {"position_buckets": -1}),
+    ("deberta-v2", {"position_buckets": -1, "max_relative_positions": 5}),
+    ("deberta-v2", {"share_att_key": False}),
+    ("deberta-v2", {"norm_rel_ebd": "none"}),
+    ("deberta-v2", {"position_biased_input": True}),
+    ("deberta-v2", {"embedding_size": 16}),
+    ("deberta-v2", {"type_vocab_size": 2}),
+    ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     ("gpt2", {"scale_attn_weights": False}),
     ("gpt2", {"reorder_and_upcast_attn": True}),
@@ -110,6 +122,18 @@ def test_packed_rows_are_what_transformers_gives_padded(family: str, padding: st
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=str)
 def test_so_they_are_in_every_variant(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     _assert_parity(family, MASKS["holes"], tmp_path, **changes)
+
+
+def test_distances_past_mpnets_last_bucket(tmp_path: Path) -> None:
+    seen = [[int(column in (0, 5, 60, 100, 127, 128, 129, 159)) for column in range(160)]]
+
+    _assert_parity("mpnet", seen, tmp_path, max_position_embeddings=162)
+
+
+def test_a_convolution_stops_where_a_sequence_stops_even_if_the_next_has_the_next_column(tmp_path: Path) -> None:
+    seen = [[1] * 5 + [0] * 8, [0] * 5 + [1] * 8, [1] * 13]
+
+    _assert_parity("deberta-v2", seen, tmp_path, conv_kernel_size=3, conv_act="gelu")
 
 
 def _assert_parity(family: str, seen: list[list[int]], directory: Path, **changes: Any) -> None:

@@ -40,7 +40,8 @@ def test_it_answers_as_transformers_own_loader_does(tiny_checkpoint: Path) -> No
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("mpnet", "its relative position bias is added inside attention"),
+        ("deberta", "its attention ignores transformers' registry"),
+        ("t5", "it makes its position bias for padded rows"),
         ("llama", "no packed form of it has been verified"),
     ],
 )
