@@ -17,7 +17,7 @@ from rich.console import Console
 from export.checkpoint import Checkpoint, read_checkpoint
 from export.errors import ExportError
 from export.graph import PackedModel, export_graph
-from export.grid import english_sequences, random_sequence
+from export.grid import MAX_TOKENS_IN_COMPANY, english_sequences, random_sequence
 from export.heads import Head
 from export.sentence_transformers import choose_embedding
 from export.sharing import share_weights
@@ -94,6 +94,7 @@ def export_checkpoint(
         with steps.step("verify against PyTorch") as details:
             report = verify(checkpoint, head, directory / graph_file("fp32"))
             details.append(f"{report.fusion.fused_attention_nodes} fused attention nodes, {len(report.cases)} batches")
+            details.append(f"of up to {max(case.longest for case in report.cases)} tokens a sequence")
         with steps.step("write bundle") as details:
             digest = _write_rest(directory, name, checkpoint, head, report)
             details.append(f"sha256 {digest}")
@@ -126,12 +127,12 @@ def _write_rest(directory: Path, name: str, checkpoint: Checkpoint, head: Head, 
 
 
 def _make_golden(checkpoint: Checkpoint, head: Head) -> Golden:
-    """Eight ragged sequences, one token and the longest among them, with PyTorch's outputs.
+    """Eight ragged sequences, from one token to the longest that is verified in company, with PyTorch's outputs.
 
     Half of them are English text where there is a tokenizer.
     """
     rng = np.random.default_rng(0)
-    longest = checkpoint.max_sequence_tokens
+    longest = min(checkpoint.max_sequence_tokens, MAX_TOKENS_IN_COMPANY)
     sizes = [1, 2, 17, longest] if checkpoint.tokenize else [1, 2, 17, longest, 5, 64, 31, 48]
     sequences = [random_sequence(rng, checkpoint, np.arange(min(size, longest))) for size in sizes]
     if checkpoint.tokenize:

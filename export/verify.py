@@ -27,7 +27,7 @@ from torch import Tensor
 from export.checkpoint import Subject
 from export.errors import ExportError
 from export.graph import OPSET, check_graph, count_fused, write_poisoned
-from export.grid import SEED, make_grid
+from export.grid import MAX_TOKENS_ALONE, SEED, make_grid
 from export.heads import Head
 from export.worst import describe_worst
 from service.engine import Engine, write_optimized
@@ -154,22 +154,29 @@ def _poison(batch: PackedBatch, is_ill_row: NDArray[np.bool], nan_id: int) -> Pa
 
 
 def reference_answer(subject: Subject, head: Head, sequences: Sequence[TokenSequence]) -> Answer:
-    """PyTorch's answer: each token in the column that its position names, a mask, eager attention."""
+    """PyTorch's answer: each token in the column that its position names, a mask, eager attention.
+
+    Where that is too wide, the columns that all sequences leave empty on the left go, and positions are given.
+    """
     width = 1 + max(int(sequence.position_ids.max()) for sequence in sequences)
+    first = min(int(sequence.position_ids.min()) for sequence in sequences) if width > MAX_TOKENS_ALONE else 0
+    width -= first
     shape = (len(sequences), width)
     types = torch.zeros(shape, dtype=torch.long)
     inputs = torch.zeros(*shape, subject.input_size) if subject.input_size else torch.full(shape, subject.pad_token_id)
     mask = torch.zeros(shape, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
-        columns = torch.from_numpy(sequence.position_ids)
+        columns = torch.from_numpy(sequence.position_ids) - first
         vectors = sequence.embeddings
         inputs[row, columns] = torch.from_numpy(sequence.token_ids if vectors is None else vectors)
         types[row, columns] = torch.from_numpy(sequence.token_type_ids)
         mask[row, columns] = True
     keywords: dict[str, Tensor] = {"token_type_ids": types} if subject.type_vocab_size else {}
+    if first:
+        keywords["position_ids"] = torch.arange(first, first + width).unsqueeze(0)  # (1, S)
     with torch.no_grad():
         hidden = subject.encoder(inputs, mask=mask, **keywords)  # (B, S, E)
-        rows = [hidden[row, sequence.position_ids] for row, sequence in enumerate(sequences)]
+        rows = [hidden[row, sequence.position_ids - first] for row, sequence in enumerate(sequences)]
         pooled = [
             head.reference(part, torch.from_numpy(sequence.token_ids))
             for part, sequence in zip(rows, sequences, strict=True)

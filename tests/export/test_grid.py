@@ -50,6 +50,22 @@ def test_nothing_exceeds_the_models_limits(limit: int) -> None:
             assert set(sequence.token_type_ids) <= {0, 1}
 
 
+@pytest.mark.parametrize(("limit", "alone", "in_company"), [(600, 600, 512), (2048, 2048, 512), (8192, 2048, 512)])
+def test_lengths_are_bounded_for_eager_attention(limit: int, alone: int, in_company: int) -> None:
+    longest = {name: max(s.num_tokens for s in sequences) for name, sequences in make_grid(_subject(limit)).items()}
+
+    assert longest.pop("longest") == alone
+    assert max(longest.values()) == in_company
+
+
+def test_the_last_columns_of_longer_models_are_used() -> None:
+    sequences = make_grid(_subject(8192))["last columns"]
+
+    assert {int(sequence.position_ids[-1]) for sequence in sequences} == {8191}
+    assert min(int(sequence.position_ids[0]) for sequence in sequences) == 8192 - 24
+    assert "last columns" not in make_grid(_subject(2048))
+
+
 def test_the_grid_is_the_same_every_time() -> None:
     first, second = make_grid(_subject(64)), make_grid(_subject(64))
 

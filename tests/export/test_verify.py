@@ -35,6 +35,7 @@ from export.verify import (
 from service.packing import PackedBatch, pack
 from service.request import TokenSequence
 from tests import reference
+from tests.checkpoints import write_checkpoint
 
 POOLING = EmbeddingHead("mean", normalize=False)
 
@@ -274,6 +275,26 @@ def test_the_bundle_keeps_the_report(minilm_bundle: Path) -> None:
         assert case["pooled_error"] <= report["max_error"]
         assert min(case["token_cosine"], case["pooled_cosine"]) >= report["min_cosine"] == 0.99999
         assert case["company_error"] <= report["max_company_error"] == 1e-6
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_reference_too_wide_leaves_out_what_is_empty_on_the_left(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(family, tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    rows = [np.arange(44, 64), np.arange(50, 64), np.array([45, 63])]
+    sequences = [TokenSequence(row * 3, row, np.zeros(len(row), np.int64)) for row in rows]
+    whole = reference_answer(checkpoint, POOLING, sequences)
+    sizes = []
+    checkpoint.encoder.register_forward_pre_hook(lambda _, inputs: sizes.append(tuple(inputs[0].shape)))
+    monkeypatch.setattr("export.verify.MAX_TOKENS_ALONE", 20)
+
+    found = reference_answer(checkpoint, POOLING, sequences)
+
+    assert sizes == [(3, 20)]
+    # Shorter rows are summed in another order; positions that start elsewhere are off by 0.1.
+    np.testing.assert_allclose(found.tokens, whole.tokens, atol=1e-5)
 
 
 def test_a_transformers_model_is_its_own_reference(tiny_checkpoint: Path) -> None:

@@ -22,3 +22,16 @@ def test_a_checkpoint_becomes_a_verified_bundle(family: str, changes: dict[str, 
     assert read_bundle(path).manifest.family == family
     assert report.fusion.fused_attention_nodes == (3 if family == "modernbert" else 2)
     assert {"left padded", "masks with holes", "longest"} <= {case.name for case in report.cases}
+
+
+def test_a_long_model_is_verified_within_memory(tmp_path: Path) -> None:
+    # Smaller weights than elsewhere: with those PyTorch itself is 1.7e-5 off float64 at 2,048 tokens, past the limit.
+    write_checkpoint("nomic_bert", tmp_path / "tiny", max_position_embeddings=4096, initializer_range=0.1)
+
+    path, report = export_checkpoint(tmp_path / "tiny", tmp_path / "models", pooling="mean", normalize=False)
+
+    bundle = read_bundle(path)
+    assert bundle.manifest.max_sequence_tokens == 4096
+    assert max(case.longest for case in report.cases) == 2048
+    assert max(sequence.num_tokens for sequence in bundle.golden.sequences) == 512
+    assert "last columns" in {case.name for case in report.cases}
