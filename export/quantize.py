@@ -1,0 +1,115 @@
+"""int8 for the CPU: the products with constant weights become products of integers; all else stays in fp32.
+
+Attention, norms, softmax, embeddings, pooling and heads on pooled vectors are not touched. What is done to a product,
+and why, is in rounding.py; the nodes are in integers.py.
+
+If the whole graph misses its cosine on the calibration batches, products are taken back to fp32, those with the largest
+error first and twice as many each time, until it holds or half of them are back. So the time is bounded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from export.errors import ExportError
+from export.integers import Group, write_integers
+from export.products import Activation, Product, collect_activations, feeds_of, find_products, group_products
+from export.rounding import choose_migration
+from service.engine import POOLED
+from service.packing import PackedBatch
+from service.request import Float32Array
+
+# Held-out text is a little harder than the text that was calibrated on; the gate asks for 0.99.
+CALIBRATION_COSINE = 0.992
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedProduct:
+    """A product of integers: the share of the energy that rounding takes, and the strength of the migration."""
+
+    name: str
+    error: float
+    strength: float
+    is_one_sided: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationRecord:
+    """What was made of integers, what was taken back, and the smallest cosine with fp32 on the calibration batches."""
+
+    products: tuple[QuantizedProduct, ...]
+    kept_in_fp32: tuple[str, ...]
+    calibration_tokens: int
+    calibration_cosine: float
+
+
+def quantize(
+    fp32_graph: Path,
+    int8_graph: Path,
+    calibration_batches: Sequence[PackedBatch],
+    *,
+    min_cosine: float = CALIBRATION_COSINE,
+) -> QuantizationRecord:
+    """Write `int8_graph`, with its weights beside it in `<int8_graph>.data`. Raises `ExportError`.
+
+    The same graph and batches give the same file.
+    """
+    products = find_products(onnx.load(fp32_graph).graph)
+    names = {product.activation for product in products}
+    activations = collect_activations(fp32_graph, names, calibration_batches) if names else {}
+    products = [product for product in products if product.activation in activations]
+    if not products:
+        raise ExportError(f"{fp32_graph.name}: no product of tokens with a constant weight; int8 would change nothing")
+    groups = _choose(fp32_graph, products, activations)
+    expected = _pooled(fp32_graph, calibration_batches)
+    kept, cosine = 0, -1.0
+    while True:
+        write_integers(fp32_graph, int8_graph, groups[kept:], activations)
+        cosine = _smallest_cosine(_pooled(int8_graph, calibration_batches), expected)
+        if cosine >= min_cosine or 2 * max(kept, 1) > len(groups) // 2:
+            break
+        kept = 2 * kept or 1
+    return QuantizationRecord(
+        products=tuple(_record(group, product) for group in groups[kept:] for product in group.products),
+        kept_in_fp32=tuple(product.label for group in groups[:kept] for product in group.products),
+        calibration_tokens=sum(batch.num_tokens for batch in calibration_batches),
+        calibration_cosine=cosine,
+    )
+
+
+def _record(group: Group, product: Product) -> QuantizedProduct:
+    migration = group.migration
+    return QuantizedProduct(product.label, migration.error, migration.strength, migration.lowest is not None)
+
+
+def _choose(path: Path, products: Sequence[Product], activations: dict[str, Activation]) -> list[Group]:
+    """A migration for each group; the group that loses most comes first."""
+    initializers = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
+    groups = []
+    for members in group_products(products):
+        names = sorted({product.activation for product in members})
+        bounds = {activations[name].lowest for name in names}
+        pairs = [(names.index(product.activation), product.read_weight(initializers)) for product in members]
+        migration = choose_migration(
+            [activations[name].rows for name in names], pairs, bounds.pop() if len(bounds) == 1 else None
+        )
+        groups.append(Group(members, migration))
+    return sorted(groups, key=lambda group: -group.migration.error)
+
+
+def _pooled(path: Path, batches: Sequence[PackedBatch]) -> Float32Array:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    inputs = onnx.load(path, load_external_data=False).graph  # weights aside
+    return np.concatenate([session.run([POOLED], feeds_of(inputs, batch))[0] for batch in batches])
+
+
+def _smallest_cosine(found: Float32Array, expected: Float32Array) -> float:
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((found * expected).sum(1) / np.maximum(lengths, 1e-12)).min())
