@@ -59,6 +59,8 @@ class Family:
     num_positions: Callable[[PreTrainedConfig], int] = all_positions
     # Whether the class makes a pooler, which no embedding needs, unless told not to.
     has_pooler: bool = False
+    # config.json with the field names of config_class, where the model's authors have others.
+    rewrite: Callable[[dict[str, Any]], dict[str, Any]] = dict
     # Python files of the model's authors, by module name, that transformers' own class is a port of.
     ported_from: frozenset[str] = frozenset()
     packed: Callable[[Any], nn.Module] | None = None

@@ -11,11 +11,14 @@ from export.families.deberta import DEBERTA_V2
 from export.families.encoder import TransformersEncoder
 from export.families.family import Family
 from export.families.mpnet import MPNET
+from export.families.nomic import NOMIC_BERT
 from export.families.plain import PLAIN
 from export.families.refusals import EVERYWHERE
 from export.families.rotary import ROTARY
 
-FAMILIES: dict[str, Family] = PLAIN | CAUSAL | ROTARY | {"mpnet": MPNET, "deberta-v2": DEBERTA_V2}
+FAMILIES: dict[str, Family] = (
+    PLAIN | CAUSAL | ROTARY | {"nomic_bert": NOMIC_BERT, "mpnet": MPNET, "deberta-v2": DEBERTA_V2}
+)
 _REFUSED = {
     "deberta": "its attention ignores transformers' registry, and it has not been rewritten for the seam",
     "t5": "it makes its position bias for padded rows, and it has not been rewritten for the seam",
@@ -40,7 +43,7 @@ def build_encoder(
     # models that write text.
     harmless = {"chunk_size_feed_forward": 0, "use_cache": False}
     try:
-        config = family.config_class.from_dict(content | harmless)
+        config = family.config_class.from_dict(family.rewrite(content) | harmless)
     except Exception as error:  # transformers has no error of its own for a bad configuration
         raise _broken(directory, error) from error
     for refusal in EVERYWHERE + family.refusals:

@@ -82,40 +82,6 @@ def test_frequencies_of_one_kind_of_layer_that_depend_on_the_length(tmp_path: Pa
     assert "rope_type is 'dynamic'" in _refusal("modernbert", tmp_path, rope_parameters=rotation)
 
 
-def test_a_configuration_of_nomics_own_code(tmp_path: Path) -> None:
-    named = {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
-
-    refusal = _refusal("nomic_bert", tmp_path, n_embd=32, n_layer=2, auto_map=named)
-
-    assert "config.json has n_embd, n_layer, which are fields of Nomic's own Python code" in refusal
-
-
-def test_an_mpnet_that_counts_from_another_pad_token(tmp_path: Path) -> None:
-    assert "pad_token_id is 0; MPNet counts positions from 1" in _refusal("mpnet", tmp_path, pad_token_id=0)
-
-
-def test_fewer_buckets_of_distances_than_mpnet_uses(tmp_path: Path) -> None:
-    refusal = _refusal("mpnet", tmp_path, relative_attention_num_buckets=16)
-
-    assert "relative_attention_num_buckets is 16; transformers' MPNet uses 32" in refusal
-
-
-def test_a_product_of_positions_with_positions(tmp_path: Path) -> None:
-    refusal = _refusal("deberta-v2", tmp_path, pos_att_type="p2c|p2p")
-
-    assert "pos_att_type has p2p, which transformers ignores" in refusal
-
-
-def test_a_convolution_that_is_too_wide(tmp_path: Path) -> None:
-    assert "conv_kernel_size is 5; supported: 0 and 3" in _refusal("deberta-v2", tmp_path, conv_kernel_size=5)
-
-
-def test_a_convolution_in_groups(tmp_path: Path) -> None:
-    refusal = _refusal("deberta-v2", tmp_path, conv_kernel_size=3, conv_groups=2)
-
-    assert "conv_groups is 2; supported: 1" in refusal
-
-
 def test_key_heads_that_do_not_divide_the_heads(tmp_path: Path) -> None:
     assert "num_attention_heads 4 is no multiple of num_key_value_heads 3" in _refusal(
         "qwen3", tmp_path, num_key_value_heads=3
