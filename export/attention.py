@@ -65,10 +65,11 @@ class Packing:
         return self.pad(ids.unsqueeze(1)).squeeze(2)
 
     def columns(self) -> Tensor:
-        """(B, S) int64: the column of each slot's token. An unused slot stands where the row that fills it stands."""
+        """(B, S) int64: the column of each slot's token. Unused slots stand where their sequence's first token does."""
         if self.position_ids is None:
             raise ValueError("attention that depends on distances needs position_ids in its packing")
-        return self.pad_ids(self.position_ids)
+        columns = self.pad_ids(self.position_ids)
+        return torch.where(self.is_real(), columns, columns[:, :1])
 
     def window_bias(self, window: int) -> Tensor:
         """(B, 1, S, S): 0 where two columns are less than `window` apart, all but minus infinity elsewhere."""

@@ -9,15 +9,13 @@ Source: transformers' modeling_deberta_v2.py; He et al. 2021, "DeBERTa: Decoding
 Attention" (3.1), and "DeBERTaV3".
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import DebertaV2Config, DebertaV2Model, PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.models.deberta_v2.modeling_deberta_v2 import (
-    make_log_bucket_position,
-)
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from export.attention import Packing, attend
 from export.families.family import Family
@@ -33,26 +31,33 @@ class PackedDeberta(nn.Module):
     def __init__(self, model: DebertaV2Model) -> None:
         super().__init__()
         self.model: Any = model  # nn.Module knows no attribute's type
-        self.buckets = PairBuckets(model.encoder) if model.encoder.relative_attention else None
+        self.distances_of = DistancesOf(model.encoder) if model.encoder.relative_attention else None
 
     def forward(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None, packing: Packing) -> Tensor:
         """(T,) -> (T, E)."""
         encoder = self.model.encoder
         types = None if token_types is None else token_types.unsqueeze(0)
         embedded = self.model.embeddings(token_ids.unsqueeze(0), types, positions.unsqueeze(0)).squeeze(0)  # (T, E)
-        pairs = None if self.buckets is None else self.buckets(packing)  # (B, S, S)
-        distances = encoder.get_rel_embedding()  # (P, E)
+        distances = None if self.distances_of is None else self.distances_of(packing)
+        table = encoder.get_rel_embedding()  # (P, E)
         rows: Tensor = embedded
         for index, layer in enumerate(encoder.layer):
-            rows = layer.attention.output(_attend(layer.attention.self, rows, distances, pairs, packing), rows)
+            rows = layer.attention.output(_attend(layer.attention.self, rows, table, distances, packing), rows)
             rows = layer.output(layer.intermediate(rows), rows)
             if index == 0 and encoder.conv is not None:
                 rows = encoder.conv.LayerNorm(rows + _convolve(encoder.conv, embedded, positions, packing))
         return rows
 
 
-class PairBuckets(nn.Module):
-    """For each query and key in slots, the row of the distance embeddings that is theirs."""
+class Distances(NamedTuple):
+    """`near` (N,): the rows of the distance embeddings that a batch can ask for; `pairs` (B, S, S): indices into it."""
+
+    near: Tensor
+    pairs: Tensor
+
+
+class DistancesOf(nn.Module):
+    """Which rows of the distance embeddings a batch asks for, and for which query and key."""
 
     rows: Tensor
 
@@ -64,44 +69,52 @@ class PairBuckets(nn.Module):
         buckets = torch.arange(-self.farthest, self.farthest + 1)
         if encoder.position_buckets > 0:
             buckets = make_log_bucket_position(buckets, encoder.position_buckets, self.farthest).long()
-        half = len(encoder.rel_embeddings.weight) // 2
+        self.num_rows = len(encoder.rel_embeddings.weight)
+        half = self.num_rows // 2
         self.register_buffer("rows", (buckets + half).clamp(0, 2 * half - 1), persistent=False)
 
-    def forward(self, packing: Packing) -> Tensor:
-        """(B, S, S) int64."""
+    def forward(self, packing: Packing) -> Distances:
+        """Short sequences have short distances, and products with all the others are up to a fifth of the work."""
         columns = packing.columns()
-        distance = columns.unsqueeze(2) - columns.unsqueeze(1)  # query minus key
+        distance = columns.unsqueeze(2) - columns.unsqueeze(1)  # (B, S, S), query minus key
         index = distance.clamp(-self.farthest, self.farthest) + self.farthest
-        return nn.functional.embedding(index, self.rows.unsqueeze(1)).squeeze(3)
+        rows = nn.functional.embedding(index, self.rows.unsqueeze(1)).squeeze(3)  # (B, S, S)
+        every, first = torch.arange(self.num_rows, device=rows.device), rows.min()
+        # Two at least, which the exporter is told: it takes a size of one for a size that never changes.
+        near = ((every >= first) & (every <= rows.max().maximum(first + 1))).nonzero().squeeze(1)
+        torch._check(near.shape[0] >= 2)  # type: ignore[no-untyped-call]  # torch's
+        return Distances(near, rows - first)
 
 
-def _attend(own: Any, rows: Tensor, distances: Tensor | None, pairs: Tensor | None, packing: Packing) -> Tensor:
+def _attend(own: Any, rows: Tensor, table: Tensor | None, distances: Distances | None, packing: Packing) -> Tensor:
     """(T, E) -> (T, E), before the output projection."""
     query, key, value = own.query_proj(rows), own.key_proj(rows), own.value_proj(rows)  # (T, E) each
     num_terms = 1 + ("c2p" in own.pos_att_type) + ("p2c" in own.pos_att_type)
     scale = (own.attention_head_size * num_terms) ** -0.5
     bias = None
-    if distances is not None and pairs is not None and num_terms > 1:
-        bias = _bias(own, packing.pad(query), packing.pad(key), distances, pairs, scale)
+    if table is not None and distances is not None and num_terms > 1:
+        bias = _bias(own, packing.pad(query), packing.pad(key), table, distances, scale)
     return attend(query, key, value, num_heads=own.num_attention_heads, scale=scale, bias=bias, packing=packing)
 
 
-def _bias(own: Any, query: Tensor, key: Tensor, distances: Tensor, pairs: Tensor, scale: float) -> Tensor:
+def _bias(own: Any, query: Tensor, key: Tensor, table: Tensor, distances: Distances, scale: float) -> Tensor:
     """(B, H, S, S): content with position and position with content, of (B, S, E).
 
     The scale goes to what is constant, so that ONNX Runtime computes it once, when it loads the graph.
     """
+
+    def project(layer: nn.Module) -> Tensor:
+        return _heads(nn.functional.embedding(distances.near, layer(table) * scale), num_heads)  # (H, N, D)
+
     num_heads = own.num_attention_heads
-    index = pairs.unsqueeze(1).expand(-1, num_heads, -1, -1)  # (B, H, S, S)
+    index = distances.pairs.unsqueeze(1).expand(-1, num_heads, -1, -1)  # (B, H, S, S)
     terms = []
     if "c2p" in own.pos_att_type:
-        project = own.key_proj if own.share_att_key else own.pos_key_proj
-        scores = _heads(query, num_heads) @ _heads(project(distances) * scale, num_heads).mT  # (B, H, S, P)
-        terms.append(scores.gather(3, index))
+        scores = _heads(query, num_heads) @ project(own.key_proj if own.share_att_key else own.pos_key_proj).mT
+        terms.append(scores.gather(3, index))  # from (B, H, S, N)
     if "p2c" in own.pos_att_type:
-        project = own.query_proj if own.share_att_key else own.pos_query_proj
-        scores = _heads(project(distances) * scale, num_heads) @ _heads(key, num_heads).mT  # (B, H, P, S)
-        terms.append(scores.gather(2, index))
+        scores = project(own.query_proj if own.share_att_key else own.pos_query_proj) @ _heads(key, num_heads).mT
+        terms.append(scores.gather(2, index))  # from (B, H, N, S)
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 

@@ -117,6 +117,12 @@ def test_a_bias_does_not_let_masked_keys_be_seen() -> None:
     torch.testing.assert_close(attended, expected, atol=1e-2, rtol=0)
 
 
+def test_unused_slots_stand_where_the_first_token_of_their_sequence_stands(packing: Packing) -> None:
+    elsewhere = dataclasses.replace(packing, pad_index=packing.pad_index.masked_fill(~packing.is_real(), 7))
+
+    assert elsewhere.columns().tolist() == [[*range(size), *[0] * (11 - size)] for size in (5, 1, 3, 11, 2)]
+
+
 class TestLocalWindow:
     """A token sees those less than `window` columns away."""
 
