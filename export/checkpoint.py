@@ -25,6 +25,10 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
@@ -35,7 +39,7 @@ _LARGEST = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "embedding_size", "n_embd", "n_inner", "dim"), 2**20),
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions"), 2**27),
 }
-_VOCABULARY_FILES = ("tokenizer.json", "vocab.txt")
+_VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,24 @@ def test_weights_of_another_size_are_refused_with_their_names(checkpoint: Path) 
 def test_a_missing_tokenizer_is_refused(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
 
-    assert "no tokenizer (tokenizer.json or vocab.txt)" in _refusal(checkpoint)
+    assert "no tokenizer (tokenizer.json or vocab.txt or vocab.json or" in _refusal(checkpoint)
+
+
+@pytest.mark.parametrize(("family", "expected"), [("gpt2", [3, 4, 5, 6]), ("roberta", [0, 3, 4, 5, 6, 2])])
+def test_a_tokenizer_of_merges_is_read_and_kept(family: str, expected: list[int], tmp_path: Path) -> None:
+    write_checkpoint(family, tmp_path)
+    for file in tmp_path.glob("*token*.json"):
+        file.unlink()
+    pieces = ["<s>", "<pad>", "</s>", "he", "ll", "o", "\u0120a", "h", "e", "l", "\u0120", "a", "<unk>", "<mask>"]
+    pieces.append("<|endoftext|>")
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: index for index, piece in enumerate(pieces)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nl l\n\u0120 a\n", encoding="utf-8")
+
+    found = read_checkpoint(tmp_path)
+
+    assert found.tokenize is not None
+    assert found.tokenize("hello a") == expected
+    assert {file.name for file in found.tokenizer_files} == {"vocab.json", "merges.txt"}
 
 
 def test_a_broken_tokenizer_is_refused(checkpoint: Path) -> None:
