@@ -61,7 +61,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="mhsa-export", description="Export a checkpoint to a verified bundle that mhsa-serve serves."
     )
     parser.add_argument(
-        "checkpoint_path", metavar="CHECKPOINT", type=Path, help="directory with config.json and safetensors"
+        "checkpoint_path",
+        metavar="CHECKPOINT",
+        type=Path,
+        nargs="?",
+        help="directory with config.json and safetensors, or a bare .safetensors file with what --set says of it",
+    )
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="what weights alone do not tell of a bare file: model_type, num_heads, ... (what is missing is listed)",
+    )
+    parser.add_argument(
+        "--module",
+        metavar="PACKAGE.MODULE:BUILD",
+        help="in place of CHECKPOINT: a function of yours that returns an export.modules.ServedModule; its code is run",
+    )
+    parser.add_argument(
+        "--weights", metavar="FILE", type=Path, help="safetensors that --module's module is given before it is exported"
     )
     parser.add_argument(
         "--output", type=Path, required=True, help="directory of all bundles: <output>/<name>/<version>/"

@@ -6,7 +6,7 @@ type that is not supported (families/), weights that do not fit the configuratio
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from export.families import build_encoder, find_family
 from export.weights import load_weights
 
 # What a client needs to turn text into the ids that this model knows.
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -109,7 +109,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         pad_token_id=config.pad_token_id or 0,  # pads are masked: without a pad token any id serves
         max_sequence_tokens=_read_limit(directory, family.num_positions(config)),
         unused_keys=unused_keys,
-        tokenizer_files=tuple(file for name in _TOKENIZER_FILES if (file := directory / name).is_file()),
+        tokenizer_files=tuple(file for name in TOKENIZER_FILES if (file := directory / name).is_file()),
         tokenize=_open_tokenizer(directory, config.vocab_size),
     )
 
@@ -212,6 +212,16 @@ def _read_limit(directory: Path, num_positions: int) -> int:
     return min(limit, num_positions)
 
 
+def check_vocabulary(directory: Path, vocabulary: Mapping[str, int], vocab_size: int) -> None:
+    """Raise `ExportError` where a tokenizer makes ids that the embedding does not have."""
+    largest = max(vocabulary.values(), default=0)
+    if largest >= vocab_size:
+        raise ExportError(
+            f"{directory}: the tokenizer's largest id is {largest}, the embedding has {vocab_size} rows; "
+            "use the tokenizer that the model was trained with"
+        )
+
+
 def _open_tokenizer(directory: Path, vocab_size: int) -> Callable[[str], list[int]]:
     if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         names = " or ".join(_VOCABULARY_FILES)
@@ -220,10 +230,5 @@ def _open_tokenizer(directory: Path, vocab_size: int) -> Callable[[str], list[in
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise ExportError(f"{directory}: its tokenizer cannot be read: {error}; fetch it again") from error
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= vocab_size:
-        raise ExportError(
-            f"{directory}: the tokenizer's largest id is {largest}, the embedding has {vocab_size} rows; "
-            "use the tokenizer that the model was trained with"
-        )
+    check_vocabulary(directory, tokenizer.get_vocab(), vocab_size)
     return lambda text: list(tokenizer.encode(text, verbose=False))

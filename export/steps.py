@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -14,13 +13,14 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from export.checkpoint import Checkpoint, read_checkpoint
+from export.checkpoint import Checkpoint
 from export.errors import ExportError
 from export.graph import PackedModel, export_graph
 from export.grid import MAX_TOKENS_IN_COMPANY, english_sequences, random_sequence
 from export.heads import Head
 from export.sentence_transformers import choose_embedding
 from export.sharing import share_weights
+from export.sources import Source, open_source
 from export.verify import ParityReport, reference_answer, verify
 from export.workplace import new_bundle
 from service.bundle import (
@@ -65,10 +65,13 @@ class Steps:
 
 
 def export_checkpoint(
-    checkpoint_path: Path,
+    checkpoint_path: Path | None,
     output: Path,
     *,
     name: str | None = None,
+    settings: Sequence[str] = (),
+    module: str | None = None,
+    weights: Path | None = None,
     version: str = "1",
     pooling: Pooling | None = None,
     normalize: bool | None = None,
@@ -76,18 +79,23 @@ def export_checkpoint(
     console: Console | None = None,
 ) -> tuple[Path, ParityReport]:
     """Write <output>/<name>/<version>/; returns that path. Raises `ExportError` or `StartupError`."""
-    # Not Path.resolve: it raises RuntimeError where links go in circles.
-    name = Path(os.path.realpath(checkpoint_path)).name if name is None else name
+    source = Source(checkpoint_path, tuple(settings), module, weights)
+    name = source.name if name is None else name
     _require_safe(name, version)
     steps = Steps(console or Console(quiet=True))
     destination = output / name / version
     with new_bundle(destination, force=force) as directory:
         with steps.step("read checkpoint") as details:
-            checkpoint = read_checkpoint(checkpoint_path)
+            checkpoint = open_source(source)
             head = choose_embedding(checkpoint, pooling, normalize)
             details += _describe(checkpoint, head)
         with steps.step("export graph") as details:
-            model = PackedModel(checkpoint.encoder, head, has_token_types=checkpoint.type_vocab_size > 0)
+            model = PackedModel(
+                checkpoint.encoder,
+                head,
+                has_token_types=checkpoint.type_vocab_size > 0,
+                input_size=checkpoint.input_size,
+            )
             export_graph(model, directory / graph_file("fp32"))
             share_weights([directory / graph_file("fp32")], directory / WEIGHTS)
             details.append(f"{sum(file.stat().st_size for file in directory.iterdir()) / 2**20:.1f} MiB")
@@ -146,8 +154,8 @@ def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: Parity
         name=name,
         family=checkpoint.family,
         task="embedding",
-        input="token_ids",
-        input_size=0,
+        input="embeddings" if checkpoint.input_size else "token_ids",
+        input_size=checkpoint.input_size,
         hidden_size=checkpoint.hidden_size,
         output_size=head.output_size(checkpoint.hidden_size),
         num_layers=checkpoint.num_layers,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from export.errors import ExportError
 
+_PICKLES = (".bin", ".pt", ".pth")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _CONVERT = (
     'python -c "import torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in '
@@ -54,12 +55,27 @@ class KeyRules:
         return key.startswith(self.unused_prefixes) or any(fnmatchcase(key, pattern) for pattern in self.buffers)
 
 
-def load_weights(directory: Path, model: nn.Module, rules: KeyRules) -> tuple[str, ...]:
-    """Give the model its weights, in float32; returns the keys that were left aside. Raises `ExportError`."""
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Every key with its shape, in a directory or a file; no tensor is read. Raises `ExportError`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in _weight_files(path):
+        try:
+            with safetensors.safe_open(file, "pt") as tensors:
+                shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(file, error) from None
+    return shapes
+
+
+def load_weights(path: Path, model: nn.Module, rules: KeyRules) -> tuple[str, ...]:
+    """Give the model its weights, in float32, from a directory or a file; returns the keys that were left aside.
+
+    Raises `ExportError`.
+    """
     expected = model.state_dict()
     found: dict[str, Tensor] = {}
     unused: list[str] = []
-    tensors, problems = _read_tensors(directory)
+    tensors, problems = _read_tensors(path)
     for name, key, tensor in _split(tensors, rules, problems):
         if key in found:
             problems.append(f"{name} repeats {key}")
@@ -73,10 +89,10 @@ def load_weights(directory: Path, model: nn.Module, rules: KeyRules) -> tuple[st
     problems += [f"{key} is missing" for key in expected.keys() - found.keys()]
     if problems:
         raise ExportError(
-            f"{directory}: {len(problems)} problems with its weights: {'; '.join(sorted(problems))}. "
-            "Use a whole checkpoint of the family that config.json names"
+            f"{path}: {len(problems)} problems with its weights: {'; '.join(sorted(problems))}. "
+            "Use a whole checkpoint of the very model that is named"
         )
-    model.load_state_dict({key: tensor.float() for key, tensor in found.items()})
+    model.load_state_dict(found)  # copied, into the model's own float32
     return tuple(sorted(unused))
 
 
@@ -96,21 +112,22 @@ def _split(tensors: dict[str, Tensor], rules: KeyRules, problems: list[str]) -> 
 def _tensor_problems(name: str, tensor: Tensor, expected: Tensor) -> Iterable[str]:
     if tensor.shape != expected.shape:
         yield f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
-    elif not tensor.is_floating_point():
-        yield f"{name} is {tensor.dtype}, expected floating point"
+    elif tensor.is_floating_point() != expected.is_floating_point():
+        wanted = "floating point" if expected.is_floating_point() else expected.dtype
+        yield f"{name} is {tensor.dtype}, expected {wanted}"
     elif num_bad := int((~torch.isfinite(tensor)).sum()):
         yield f"{name} has {num_bad} values that are NaN or infinite"
 
 
-def _read_tensors(directory: Path) -> tuple[dict[str, Tensor], list[str]]:
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of all files; and where a key is in two of them, or not in the one that the index names."""
     tensors: dict[str, Tensor] = {}
     problems = []
-    for file, promised in _weight_files(directory).items():
+    for file, promised in _weight_files(path).items():
         try:
             found = safetensors.torch.load_file(file)
         except (OSError, SafetensorError) as error:
-            raise ExportError(f"{file}: not a readable safetensors file ({error}); fetch it again") from None
+            raise _unreadable(file, error) from None
         problems += [f"{key} is in {file.name} and in another file" for key in found.keys() & tensors.keys()]
         if promised is not None:
             problems += [f"{key} is not in {file.name}, where {_INDEX} has it" for key in promised - found.keys()]
@@ -119,18 +136,30 @@ def _read_tensors(directory: Path) -> tuple[dict[str, Tensor], list[str]]:
     return tensors, problems
 
 
+def _unreadable(file: Path, error: Exception) -> ExportError:
+    return ExportError(f"{file}: not a readable safetensors file ({error}); fetch it again")
+
+
 def _weight_files(directory: Path) -> dict[Path, set[str] | None]:
-    """The files, each with the keys that the index promises in it; None where there is no index."""
+    """The files, each with the keys that the index promises in it; None where there is no index. Or just the one."""
+    if directory.is_file():
+        if directory.suffix in _PICKLES:
+            raise _refuse_pickle(directory, directory.name)
+        return {directory: None}
     if (directory / _WHOLE).is_file():
         return {directory / _WHOLE: None}
     if (directory / _INDEX).is_file():
         return _shards(directory / _INDEX)
-    if pickles := sorted(file.name for suffix in ("*.bin", "*.pt", "*.pth") for file in directory.glob(suffix)):
-        raise ExportError(
-            f"{directory}: {pickles[0]} is a pickle, and loading one can run any code in it; "
-            f"convert it where you trust it, then export again: {_CONVERT}"
-        )
+    if pickles := sorted(file.name for suffix in _PICKLES for file in directory.glob(f"*{suffix}")):
+        raise _refuse_pickle(directory, pickles[0])
     raise ExportError(f"{directory}: neither {_WHOLE} nor {_INDEX}; give a directory with the whole checkpoint")
+
+
+def _refuse_pickle(path: Path, name: str) -> ExportError:
+    return ExportError(
+        f"{path}: {name} is a pickle, and loading one can run any code in it; convert it where you trust it, "
+        f"then export again: {_CONVERT.replace('pytorch_model.bin', name)}"
+    )
 
 
 def _shards(index: Path) -> dict[Path, set[str] | None]:

@@ -37,6 +37,7 @@ MANIFEST, WEIGHTS, GOLDEN, PARITY, TOKENIZER = (
 # A directory of another name is no version; 18 digits fit an int64.
 VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _FLAT_IDS = ("token_ids", "position_ids", "token_type_ids")
+_VECTORS = "embeddings"
 _EXPECTED = ("token_embeddings", "sentence_embedding")
 _AGAIN = "export it again"
 
@@ -136,7 +137,7 @@ def read_bundle(path: Path) -> Bundle:
         raise BundleError(f"{path}: no readable {MANIFEST} ({error.strerror}); {_AGAIN}") from None
     manifest = _parse_manifest(path, raw)
     _check_files(path, manifest)
-    golden = read_golden(path / GOLDEN, manifest.hidden_size, manifest.output_size)
+    golden = read_golden(path / GOLDEN, manifest.hidden_size, manifest.output_size, manifest.input_size)
     _check_tolerances(path, manifest, golden)
     return Bundle(path, manifest, hashlib.sha256(raw).hexdigest(), golden)
 
@@ -152,24 +153,29 @@ def write_manifest(directory: Path, manifest: Manifest) -> str:
 
 
 def write_golden(path: Path, golden: Golden) -> None:
-    """Write golden.npz: flat ids with lengths, and the expected outputs."""
+    """Write golden.npz: flat ids with lengths, vectors where the model takes them, and the expected outputs."""
+    vectors = [sequence.embeddings for sequence in golden.sequences if sequence.embeddings is not None]
+    arrays = {_VECTORS: np.concatenate(vectors)} if vectors else {}
     np.savez_compressed(
         path,
+        allow_pickle=False,
         lengths=np.array([sequence.num_tokens for sequence in golden.sequences], np.int64),
         token_ids=np.concatenate([sequence.token_ids for sequence in golden.sequences]),
         position_ids=np.concatenate([sequence.position_ids for sequence in golden.sequences]),
         token_type_ids=np.concatenate([sequence.token_type_ids for sequence in golden.sequences]),
         token_embeddings=golden.token_embeddings,
         sentence_embedding=golden.sentence_embedding,
+        **arrays,
     )
 
 
-def read_golden(path: Path, hidden_size: int, output_size: int) -> Golden:
+def read_golden(path: Path, hidden_size: int, output_size: int, input_size: int = 0) -> Golden:
     """Read golden.npz. Raises `BundleError` when it is no npz, or an array is missing or has another shape."""
+    vectors = (_VECTORS,) if input_size else ()
     try:
         # Opened here: numpy leaves a broken archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in ("lengths", *_FLAT_IDS, *_EXPECTED)}
+            arrays = {name: archive[name] for name in ("lengths", *_FLAT_IDS, *vectors, *_EXPECTED)}
     except Exception as error:  # numpy, zipfile and zlib have a dozen classes for a damaged file
         raise BundleError(f"{path}: not a golden file ({error}); {_AGAIN}") from None
     lengths = arrays["lengths"]
@@ -180,11 +186,14 @@ def read_golden(path: Path, hidden_size: int, output_size: int) -> Golden:
     wanted = dict.fromkeys(_FLAT_IDS, (num_tokens,)) | dict(
         zip(_EXPECTED, ((num_tokens, hidden_size), (num_sequences, output_size)), strict=True)
     )
+    wanted |= dict.fromkeys(vectors, (num_tokens, input_size))
     for name, shape in wanted.items():
         if arrays[name].shape != shape:
             raise BundleError(f"{path}: {name} has shape {arrays[name].shape}, expected {shape}; {_AGAIN}")
-    columns = [np.split(arrays[name], np.cumsum(lengths)[:-1]) for name in _FLAT_IDS]
-    sequences = tuple(TokenSequence(*parts) for parts in zip(*columns, strict=True))
+    columns = [np.split(arrays[name], np.cumsum(lengths)[:-1]) for name in (*_FLAT_IDS, *vectors)]
+    sequences = tuple(
+        TokenSequence(*parts[:3], embeddings=parts[3] if vectors else None) for parts in zip(*columns, strict=True)
+    )
     return Golden(sequences, arrays["token_embeddings"], arrays["sentence_embedding"])
 
 
@@ -242,6 +251,8 @@ def _check_ranges(manifest: Manifest) -> None:
     for name in ("hidden_size", "output_size", "num_layers", "num_heads", "max_sequence_tokens", kind_of_input):
         if not 1 <= getattr(manifest, name) < 2**31:
             raise ValueError(f"{name} is {getattr(manifest, name)}; it takes 1 and more")
+    if manifest.input == "token_ids" and manifest.input_size:
+        raise ValueError(f"input_size is {manifest.input_size} for a model of token ids; it takes 0")
     if not (0 <= manifest.type_vocab_size < 2**31 and 0 <= manifest.pad_token_id < 2**31):
         raise ValueError("type_vocab_size or pad_token_id is below 0")
     if not manifest.graphs:

@@ -136,6 +136,7 @@ def test_a_wider_limit_is_kept_in_the_report() -> None:
 
 def test_the_real_model_passes_in_int8(minilm_checkpoint: Path, minilm_bundle: Path, tmp_path: Path) -> None:
     tokenize = read_checkpoint(minilm_checkpoint).tokenize
+    assert tokenize is not None
     probes = calibration_probes(tokenize, 256)
     batches = [pack([probe.sequence for probe in probes[start : start + 8]]) for start in range(0, len(probes), 8)]
     fp32 = minilm_bundle / "model.fp32.onnx"
