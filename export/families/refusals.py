@@ -43,6 +43,19 @@ def refuse_softcap(config: PreTrainedConfig) -> str | None:
     return None
 
 
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def refuse_layer_types(config: PreTrainedConfig) -> str | None:
+    """Newer configurations name the attention of each layer."""
+    kinds = getattr(config, "layer_types", None) or []
+    if unknown := sorted(set(kinds) - set(_LAYER_TYPES)):
+        return f"layer_types has {', '.join(unknown)}; supported: {', '.join(_LAYER_TYPES)}"
+    if "sliding_attention" in kinds and getattr(config, "sliding_window", None) is None:
+        return "layer_types has sliding_attention and there is no sliding_window; set how many columns it has"
+    return None
+
+
 def refuse_relative_positions(config: PreTrainedConfig) -> str | None:
     """Older BERTs could add relative positions to their scores."""
     kind = getattr(config, "position_embedding_type", "absolute")
@@ -55,6 +68,11 @@ def refuse_missing_pad(config: PreTrainedConfig) -> str | None:
     """Positions that start behind the pad token need one."""
     if config.pad_token_id is None:
         return "pad_token_id is null, and positions start at pad_token_id + 1; set it as the tokenizer has it"
+    if config.max_position_embeddings <= config.pad_token_id + 1:
+        return (
+            f"max_position_embeddings {config.max_position_embeddings} leaves no position behind pad_token_id "
+            f"{config.pad_token_id}; correct one of them"
+        )
     return None
 
 
@@ -74,4 +92,4 @@ def refuse_rotary(config: PreTrainedConfig) -> str | None:
     return None
 
 
-EVERYWHERE = (refuse_quantized, refuse_decoder, refuse_uneven_heads, refuse_softcap)
+EVERYWHERE = (refuse_quantized, refuse_decoder, refuse_uneven_heads, refuse_softcap, refuse_layer_types)

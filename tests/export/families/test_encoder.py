@@ -66,6 +66,7 @@ def _rope(**kind: Any) -> dict[str, Any]:
 
 # What a configuration may change about attention or positions.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("bert", {"hidden_size": 48, "num_attention_heads": 12}),
     ("albert", {"num_hidden_groups": 2}),
     ("electra", {"embedding_size": 32}),
     ("deberta-v2", {"pos_att_type": ["c2p"]}),

@@ -88,6 +88,26 @@ def test_key_heads_that_do_not_divide_the_heads(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("family", ["qwen3", "modernbert"])
+def test_layers_of_an_unknown_kind(family: str, tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention", "chunked_attention"]
+    refusal = _refusal(family, tmp_path, num_hidden_layers=3, layer_types=kinds)
+
+    assert "layer_types has chunked_attention; supported: full_attention, sliding_attention" in refusal
+
+
+def test_a_window_without_a_size(tmp_path: Path) -> None:
+    refusal = _refusal("qwen3", tmp_path, layer_types=["full_attention", "sliding_attention"])
+
+    assert "layer_types has sliding_attention and there is no sliding_window" in refusal
+
+
+def test_positions_that_the_pad_token_leaves_none_of(tmp_path: Path) -> None:
+    assert "max_position_embeddings 2 leaves no position behind pad_token_id 1" in _refusal(
+        "roberta", tmp_path, max_position_embeddings=2
+    )
+
+
 def test_sight_both_ways_that_transformers_ignores(tmp_path: Path) -> None:
     assert "use_bidirectional_attention is true" in _refusal("qwen3", tmp_path, use_bidirectional_attention=True)
 
