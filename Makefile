@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check bench protos format clean help
+.PHONY: run test check bench bench-int8 protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
@@ -27,6 +27,9 @@ check: $(VENV)/.made  ## Lint, types, import order, protos, generated code
 bench: $(MODEL)/model.json  ## Compare offline, padded, unbatched and served rates in one run
 	$(BIN)/python -m benchmarks
 
+bench-int8: $(MODEL)/model.json  ## Compare int8 with fp32 and with other ways to it: rates and quality, in one run
+	$(BIN)/python -m benchmarks.int8
+
 protos: $(VENV)/.made  ## Generate the Python code of the protos
 	$(BIN)/python -m protos.generate
 
@@ -38,7 +41,7 @@ clean:  ## Remove the environment and the demo bundle
 	rm -rf $(VENV) models build *.egg-info
 
 help:  ## This list
-	@sed -n 's/^\([a-z]*\):.*## /\1 - /p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1 - /p' Makefile
 
 # The package brings the checkpoint; its code wants sentence-transformers, ours only wants the files.
 $(VENV)/.made: pyproject.toml constraints.txt

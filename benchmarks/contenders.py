@@ -7,6 +7,7 @@ round starts one row further down the list than the last, so that no row always 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from benchmarks.field import Field
 from benchmarks.load import Address, Shape
@@ -33,6 +34,7 @@ _ONE_CALLER_SHARE = 2
 # From the number of a round to what it measured.
 Measure = Callable[[int], Slice]
 Choose = Callable[[Batch], list[Batch]]
+Row = TypeVar("Row")
 
 
 def ours(shape: str) -> str:
@@ -134,7 +136,7 @@ def _under_half_full(sequences: Batch) -> list[Batch]:
     return [batch for batch in batches if fill(batch) < _HALF_FULL]
 
 
-def rotated(rows: Mapping[str, Measure], number: int) -> Iterator[tuple[str, Measure]]:
+def rotated(rows: Mapping[str, Row], number: int) -> Iterator[tuple[str, Row]]:
     """The rows in the order of a round."""
     names = list(rows)
     start = number % len(names) if names else 0

@@ -57,8 +57,12 @@ def padded_difference(sequences: Batch) -> float:
 
 
 def measure(graph: Graph, batches: Sequence[Batch]) -> Slice:
+    """Run all batches on one of this process's engines."""
+    return run_batches(_engines[graph], batches)
+
+
+def run_batches(engine: Engine, batches: Sequence[Batch]) -> Slice:
     """Run all batches, in order, on every CPU."""
-    engine = _engines[graph]
     waiting: SimpleQueue[Batch] = SimpleQueue()
     for batch in batches:
         waiting.put(batch)

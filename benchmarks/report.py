@@ -40,7 +40,7 @@ Under half full: those of the batches of 8 and 16.
 
 def trace_table(trace: str, slices: Slices) -> Table:
     """One line per row that was measured on a trace."""
-    table = _table(f"{trace} trace", ["", *_HEADINGS])
+    table = new_table(f"{trace} trace", ["", *_HEADINGS])
     for row in ROWS:
         if row in slices:
             table.add_row(row, *_cells(slices[row]))
@@ -49,7 +49,7 @@ def trace_table(trace: str, slices: Slices) -> Table:
 
 def fill_table(trace: str, slices: Slices) -> Table:
     """Packed against padded, by how full the padded batches are."""
-    table = _table(
+    table = new_table(
         f"packed against padded: the same batches of the {trace} trace in arrival order",
         ["", "fill", "packed tokens/s", "padded tokens/s", "packed/padded", "over rounds"],
     )
@@ -69,7 +69,9 @@ def fill_table(trace: str, slices: Slices) -> Table:
 
 def wanted_table(verdicts: Iterable[Verdict]) -> Table:
     """Every wanted figure with the rows that it is made of."""
-    table = _table("wanted figures", ["trace", "ratio of", "row", "over row", "wanted", "measured", "over rounds", ""])
+    table = new_table(
+        "wanted figures", ["trace", "ratio of", "row", "over row", "wanted", "measured", "over rounds", ""]
+    )
     for verdict in verdicts:
         wanted, found = verdict.wanted, verdict.found
         sign = "<=" if wanted.is_at_most else ">="
@@ -98,7 +100,8 @@ def _cells(slices: Sequence[Slice]) -> list[str]:
     ]
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
+def new_table(title: str, headings: Sequence[str]) -> Table:
+    """An empty table; columns of numbers are aligned to the right."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)
@@ -107,6 +110,15 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 _NUMBERS = {
     *_HEADINGS,
+    "mixed",
+    "short",
+    "min cosine",
+    "mean cosine",
+    "Spearman",
+    "company",
+    "MiB",
+    "limit",
+    "found",
     "packed tokens/s",
     "padded tokens/s",
     "packed/padded",

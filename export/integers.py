@@ -11,7 +11,7 @@ A row that is NaN has the scale NaN, and so NaN comes out again: the server tell
 zeros has the scale 0, which makes 0 of any integer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from onnx import numpy_helper
 from onnx.helper import make_node
 
 from export.products import Activation, Product
-from export.rounding import SYMMETRIC_ZERO, Migration, round_weight
+from export.rounding import SYMMETRIC_ZERO, Migration, RoundedWeight, round_weight
 from service.request import Float32Array
 
 _DOMAIN = "com.microsoft"
+# From a weight (K, N) and its activation's migration.
+RoundWeight = Callable[[Float32Array, Migration], RoundedWeight]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,19 +39,28 @@ class Group:
     migration: Migration
 
 
-def write_integers(source: Path, path: Path, groups: Sequence[Group], activations: Mapping[str, Activation]) -> None:
+def write_integers(
+    source: Path,
+    path: Path,
+    groups: Sequence[Group],
+    activations: Mapping[str, Activation],
+    round_weight: RoundWeight = round_weight,
+) -> None:
     """Write a copy of a graph with the products of these groups in integers; its weights go to `<path>.data`."""
     model = onnx.load(source)
-    _Rewriter(model.graph, activations).rewrite(groups)
+    _Rewriter(model.graph, activations, round_weight).rewrite(groups)
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # onnx appends
     onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
     onnx.checker.check_model(path)
 
 
 class _Rewriter:
-    def __init__(self, graph: onnx.GraphProto, activations: Mapping[str, Activation]) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, activations: Mapping[str, Activation], round_weight: RoundWeight
+    ) -> None:
         self._graph = graph
         self._activations = activations
+        self._round_weight = round_weight
         self._initializers = {tensor.name: tensor for tensor in graph.initializer}
         self._nodes: list[onnx.NodeProto] = []
         # Of an activation: its integers (T, K) and the scales of its rows (T, 1).
@@ -118,7 +129,7 @@ class _Rewriter:
 
     def _add_product(self, product: Product, migration: Migration) -> None:
         integers, scales = self._add_rounded(product.activation, migration)
-        weight = round_weight(product.read_weight(self._initializers), migration)
+        weight = self._round_weight(product.read_weight(self._initializers), migration)
         inputs = [
             integers,
             self._constant(f"{product.content}/weight", weight.integers),

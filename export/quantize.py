@@ -18,13 +18,14 @@ import onnxruntime as ort
 from export.errors import ExportError
 from export.integers import Group, write_integers
 from export.products import Activation, Product, collect_activations, feeds_of, find_products, group_products
-from export.rounding import choose_migration
+from export.rounding import Migration, choose_migration
 from service.engine import POOLED
-from service.packing import PackedBatch
-from service.request import Float32Array
+from service.packing import PackedBatch, pack
+from service.request import Float32Array, TokenSequence
 
 # Held-out text is a little harder than the text that was calibrated on; the gate asks for 0.99.
 CALIBRATION_COSINE = 0.992
+_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,15 @@ class QuantizationRecord:
     calibration_cosine: float
 
 
+def calibration_batches(sequences: Sequence[TokenSequence]) -> list[PackedBatch]:
+    """Sequences in batches that are small enough to keep everything that happens in them."""
+    return [pack(sequences[start : start + _BATCH]) for start in range(0, len(sequences), _BATCH)]
+
+
 def quantize(
     fp32_graph: Path,
     int8_graph: Path,
-    calibration_batches: Sequence[PackedBatch],
+    batches: Sequence[PackedBatch],
     *,
     min_cosine: float = CALIBRATION_COSINE,
 ) -> QuantizationRecord:
@@ -58,25 +64,19 @@ def quantize(
 
     The same graph and batches give the same file.
     """
-    products = find_products(onnx.load(fp32_graph).graph)
-    names = {product.activation for product in products}
-    activations = collect_activations(fp32_graph, names, calibration_batches) if names else {}
-    products = [product for product in products if product.activation in activations]
-    if not products:
-        raise ExportError(f"{fp32_graph.name}: no product of tokens with a constant weight; int8 would change nothing")
-    groups = _choose(fp32_graph, products, activations)
-    expected = _pooled(fp32_graph, calibration_batches)
+    groups, activations = choose_groups(fp32_graph, batches)
+    expected = _pooled(fp32_graph, batches)
     kept, cosine = 0, -1.0
     while True:
         write_integers(fp32_graph, int8_graph, groups[kept:], activations)
-        cosine = _smallest_cosine(_pooled(int8_graph, calibration_batches), expected)
+        cosine = _smallest_cosine(_pooled(int8_graph, batches), expected)
         if cosine >= min_cosine or 2 * max(kept, 1) > len(groups) // 2:
             break
         kept = 2 * kept or 1
     return QuantizationRecord(
         products=tuple(_record(group, product) for group in groups[kept:] for product in group.products),
         kept_in_fp32=tuple(product.label for group in groups[:kept] for product in group.products),
-        calibration_tokens=sum(batch.num_tokens for batch in calibration_batches),
+        calibration_tokens=sum(batch.num_tokens for batch in batches),
         calibration_cosine=cosine,
     )
 
@@ -86,19 +86,28 @@ def _record(group: Group, product: Product) -> QuantizedProduct:
     return QuantizedProduct(product.label, migration.error, migration.strength, migration.lowest is not None)
 
 
-def _choose(path: Path, products: Sequence[Product], activations: dict[str, Activation]) -> list[Group]:
-    """A migration for each group; the group that loses most comes first."""
-    initializers = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
-    groups = []
-    for members in group_products(products):
-        names = sorted({product.activation for product in members})
-        bounds = {activations[name].lowest for name in names}
-        pairs = [(names.index(product.activation), product.read_weight(initializers)) for product in members]
-        migration = choose_migration(
-            [activations[name].rows for name in names], pairs, bounds.pop() if len(bounds) == 1 else None
-        )
-        groups.append(Group(members, migration))
-    return sorted(groups, key=lambda group: -group.migration.error)
+def choose_groups(fp32_graph: Path, batches: Sequence[PackedBatch]) -> tuple[list[Group], dict[str, Activation]]:
+    """Every product of tokens with its migration; the group that loses most comes first. Raises `ExportError`."""
+    graph = onnx.load(fp32_graph).graph
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    products = find_products(graph)
+    names = {product.activation for product in products}
+    activations = collect_activations(fp32_graph, names, batches) if names else {}
+    products = [product for product in products if product.activation in activations]
+    if not products:
+        raise ExportError(f"{fp32_graph.name}: no product of tokens with a constant weight; int8 would change nothing")
+    groups = [Group(members, _migrate(members, activations, initializers)) for members in group_products(products)]
+    return sorted(groups, key=lambda group: -group.migration.error), activations
+
+
+def _migrate(
+    members: Sequence[Product], activations: dict[str, Activation], initializers: dict[str, onnx.TensorProto]
+) -> Migration:
+    names = sorted({product.activation for product in members})
+    bounds = {activations[name].lowest for name in names}
+    pairs = [(names.index(product.activation), product.read_weight(initializers)) for product in members]
+    rows = [activations[name].rows for name in names]
+    return choose_migration(rows, pairs, bounds.pop() if len(bounds) == 1 else None)
 
 
 def _pooled(path: Path, batches: Sequence[PackedBatch]) -> Float32Array:

@@ -10,10 +10,10 @@ import pytest
 from export.checkpoint import read_checkpoint
 from export.errors import ExportError
 from export.quality import QualityReport, measure_quality, require_quality
-from export.quantize import quantize
+from export.quantize import calibration_batches, quantize
 from export.texts import Probe, calibration_probes, held_out_probes
 from service.engine import Engine, Outputs
-from service.packing import PackedBatch, pack
+from service.packing import PackedBatch
 from service.request import Float32Array
 from tests.graphs import sequence
 
@@ -137,8 +137,7 @@ def test_a_wider_limit_is_kept_in_the_report() -> None:
 def test_the_real_model_passes_in_int8(minilm_checkpoint: Path, minilm_bundle: Path, tmp_path: Path) -> None:
     tokenize = read_checkpoint(minilm_checkpoint).tokenize
     assert tokenize is not None
-    probes = calibration_probes(tokenize, 256)
-    batches = [pack([probe.sequence for probe in probes[start : start + 8]]) for start in range(0, len(probes), 8)]
+    batches = calibration_batches([probe.sequence for probe in calibration_probes(tokenize, 256)])
     fp32 = minilm_bundle / "model.fp32.onnx"
 
     record = quantize(fp32, tmp_path / "int8.onnx", batches)
