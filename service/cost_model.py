@@ -82,8 +82,12 @@ def calibrate(
     clock: Callable[[], float],
     max_sequence_tokens: int,
     limit_seconds: float = 4.0,
+    *,
+    input_size: int = 0,
 ) -> Calibration:
     """Measure the grid in rounds, smallest runs first, then larger ones while the rate rises, until the time is up.
+
+    A model with an `input_size` is given vectors.
 
     The time is looked at between runs, so it is passed by one run at most; the first is always made.
     """
@@ -92,11 +96,11 @@ def calibrate(
     shapes = list(_shapes(short, max_sequence_tokens))
     fastest: dict[Shape, float] = {}
     for _ in range(_ROUNDS):
-        _measure(run, clock, stop_at, shapes, fastest)
+        _measure(run, clock, stop_at, shapes, fastest, input_size)
     while clock() < stop_at and _still_rises(fastest, short):
         longer = Shape(2 * max(fastest).num_sequences, short)
         for _ in range(_ROUNDS):
-            _measure(run, clock, stop_at, [longer], fastest)
+            _measure(run, clock, stop_at, [longer], fastest, input_size)
     samples = [Sample(b, b * length, length, seconds) for (b, length), seconds in fastest.items()]
     cost = fit(samples)
     errors = [abs(cost.seconds(s.num_sequences, s.num_tokens, s.longest) / s.seconds - 1) for s in samples]
@@ -151,19 +155,26 @@ def _measure(
     stop_at: float,
     shapes: list[Shape],
     fastest: dict[Shape, float],
+    input_size: int,
 ) -> None:
     """Run each shape once and keep its fastest time so far."""
     for shape in shapes:
         started = clock()
         if fastest and started > stop_at:
             return
-        columns = np.arange(shape.length)
-        # Token id 0 and type 0 exist in every vocabulary; what the ids are changes no time.
-        batch = pack([TokenSequence(np.zeros_like(columns), columns, np.zeros_like(columns))] * shape.num_sequences)
+        batch = pack([_sequence(shape.length, input_size)] * shape.num_sequences)
         started = clock()
         run(batch)
         seconds = max(clock() - started, _LEAST_SECONDS)
         fastest[shape] = min(seconds, fastest.get(shape, seconds))
+
+
+def _sequence(length: int, input_size: int) -> TokenSequence:
+    """Token id 0 and type 0 exist in every vocabulary; what the ids or vectors are changes no time."""
+    columns = np.arange(length)
+    if input_size:
+        return TokenSequence.of_vectors(np.zeros((length, input_size), np.float32), columns)
+    return TokenSequence(np.zeros_like(columns), columns, np.zeros_like(columns))
 
 
 def _rate(sample: Sample) -> float:

@@ -77,7 +77,9 @@ def _open_and_verify(found: BundlePath, settings: Settings) -> tuple[Bundle, Eng
     engine, precision = open_engine(bundle, settings)
     try:
         difference = _verify(bundle, engine, precision)
-        calibration = calibrate(lambda b: engine.run(b), time.monotonic, manifest.max_sequence_tokens)
+        calibration = calibrate(
+            lambda b: engine.run(b), time.monotonic, manifest.max_sequence_tokens, input_size=manifest.input_size
+        )
     except EngineError as error:
         reason = first_line(error.__cause__)
         raise StartupError(f"{found.path}: the engine cannot run it ({reason}); export it again") from error
@@ -121,4 +123,5 @@ def _limits(manifest: Manifest, settings: Settings) -> Limits:
         max_request_tokens=max_request_tokens,
         max_request_bytes=settings.max_request_bytes,
         max_message_bytes=settings.max_message_bytes,
+        input_size=manifest.input_size,
     )

@@ -28,6 +28,8 @@ class Limits:
     max_request_tokens: int
     max_request_bytes: int
     max_message_bytes: int
+    # Of a vector, in a model that is fed with vectors in place of token ids; 0 in others.
+    input_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

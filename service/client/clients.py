@@ -88,7 +88,7 @@ class EncoderClient:
         return described
 
     def encode(self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]) -> Float32Array:
-        """One vector for each sequence of token ids: (n, dimensions or hidden_size)."""
+        """One vector for each sequence, token ids (L,) or vectors (L, input_size): (n, dimensions or hidden_size)."""
         plan, responses = self._run(sequences, OUTPUT_POOLED, dimensions, options)
         return plan.pooled(responses)
 
@@ -168,7 +168,7 @@ class AsyncEncoderClient:
     async def encode(
         self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]
     ) -> Float32Array:
-        """One vector for each sequence of token ids: (n, dimensions or hidden_size)."""
+        """One vector for each sequence, token ids (L,) or vectors (L, input_size): (n, dimensions or hidden_size)."""
         plan, responses = await self._run(sequences, OUTPUT_POOLED, dimensions, options)
         return plan.pooled(responses)
 

@@ -70,7 +70,7 @@ class Plan:
         self._dimensions = dimensions
         self._described = described
         self._is_half = _is_half(options.get("vector_type", "float32"))
-        self._token_ids, self._lengths = _flatten("sequence", sequences)
+        self._inputs, self._lengths = _flatten(sequences, described.input_size)
         self._token_types = self._flatten_types(options.get("token_type_ids"))
         self._ends = np.cumsum(self._lengths)
         _check_lengths(self._lengths, described)
@@ -83,7 +83,8 @@ class Plan:
         return EncodeRequest(
             model=self._options.get("model", ""),
             version=self._options.get("version", ""),
-            token_ids=self._token_ids[span].tobytes(),
+            token_ids=b"" if self._described.input_size else self._inputs[span].tobytes(),
+            embeddings=self._inputs[span].tobytes() if self._described.input_size else b"",
             lengths=self._lengths[part].tolist(),
             token_type_ids=b"" if self._token_types is None else self._token_types[span].tobytes(),
             output=self._output,
@@ -132,7 +133,7 @@ class Plan:
     def _flatten_types(self, token_type_ids: Sequences | None) -> NDArray[np.int32] | None:
         if token_type_ids is None:
             return None
-        token_types, lengths = _flatten("token_type_ids", token_type_ids)
+        token_types, lengths = _flatten_ids("token_type_ids", token_type_ids)
         if not np.array_equal(lengths, self._lengths):
             raise ValueError("token_type_ids must have one array for each sequence, as long as it")
         return token_types
@@ -142,7 +143,7 @@ class Plan:
         keeps none goes alone: the server takes it, or says what is wrong with it.
         """
         limits = self._described.limits
-        ids = 4 if self._token_types is None else 8
+        ids = 4 * (self._described.input_size or 1) + (0 if self._token_types is None else 4)
         vectors = self._lengths if self._output == OUTPUT_TOKENS else np.ones_like(self._lengths)
         max_request_bytes = limits.max_request_bytes - _ENVELOPE_BYTES
         max_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
@@ -176,7 +177,26 @@ def _pack_greedily(spent: list[tuple[Int64Array, int]], count: int) -> list[slic
     return parts
 
 
-def _flatten(name: str, sequences: Sequences) -> tuple[NDArray[np.int32], Int64Array]:
+def _flatten(sequences: Sequences, input_size: int) -> tuple[NDArray[np.int32] | Float32Array, Int64Array]:
+    """What the model takes: token ids, or vectors where it has an input size."""
+    return _flatten_vectors("sequence", sequences, input_size) if input_size else _flatten_ids("sequence", sequences)
+
+
+def _flatten_vectors(name: str, sequences: Sequences, input_size: int) -> tuple[Float32Array, Int64Array]:
+    """All vectors back to back as the wire has them (T, input_size), and the length of each sequence (n,)."""
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    for index, array in enumerate(arrays):
+        if array.ndim != 2 or array.shape[0] == 0 or array.shape[1] != input_size or array.dtype.kind != "f":
+            raise ValueError(
+                f"{name} {index} is {array.dtype} of shape {array.shape}; "
+                f"floats of shape (length, {input_size}) are wanted, length at least 1"
+            )
+    with np.errstate(over="ignore"):  # too large for float32: infinite, which the server refuses by its place
+        flat = np.concatenate([np.empty((0, input_size), "<f4"), *(array.astype("<f4") for array in arrays)])
+    return flat, np.array([len(array) for array in arrays], np.int64)
+
+
+def _flatten_ids(name: str, sequences: Sequences) -> tuple[NDArray[np.int32], Int64Array]:
     """All ids back to back as the wire has them (T,), and the length of each sequence (n,)."""
     arrays = [np.asarray(sequence) for sequence in sequences]
     for index, array in enumerate(arrays):

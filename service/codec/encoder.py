@@ -1,6 +1,6 @@
-"""mhsa.encoder.v1 <-> request: ids come as little-endian int32 bytes, vectors leave as little-endian float bytes."""
+"""mhsa.encoder.v1 <-> request: little-endian bytes of int32 ids or float32 vectors come, vectors leave."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import cast
 
@@ -27,6 +27,7 @@ from service.codec.sequences import (
     check_ids,
     check_lengths,
     check_number,
+    check_vectors,
     spans,
     token_type_bound,
 )
@@ -34,6 +35,7 @@ from service.errors import InvalidRequestError
 from service.request import Encoding, Float32Array, Int64Array, Limits, Request, TokenSequence
 
 WIRE_ID = np.dtype("<i4")
+WIRE_FLOAT = np.dtype("<f4")
 VECTOR_TYPES: dict[int, np.dtype[np.floating]] = {
     VECTOR_TYPE_UNSPECIFIED: np.dtype("<f4"),
     VECTOR_TYPE_FLOAT32: np.dtype("<f4"),
@@ -55,15 +57,9 @@ def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, de
     lengths = list(message.lengths)
     num_tokens = check_lengths(lengths, limits, "sequence")
     check_answer(_answer_bytes(message, len(lengths), num_tokens, limits), limits)
-    locate = _locator(lengths)
-    token_ids = check_ids("token id", _read("token_ids", message.token_ids, num_tokens), limits.vocab_size, locate)
-    token_types = _token_types(message, num_tokens, limits, locate)
-    positions = _positions(limits.max_sequence_tokens)
+    read = _read_vectors if limits.input_size else _read_tokens
     return Request(
-        sequences=tuple(
-            TokenSequence(token_ids[span], positions[: span.stop - span.start], token_types[span])
-            for span in spans(lengths)
-        ),
+        sequences=tuple(read(message, lengths, num_tokens, limits)),
         wants_tokens=message.output in TOKEN_OUTPUTS,
         arrival=arrival,
         deadline=deadline,
@@ -103,6 +99,40 @@ def _answer_bytes(message: EncodeRequest, num_sequences: int, num_tokens: int, l
     pooled = num_sequences * (message.dimensions or limits.hidden_size) if message.output in POOLED_OUTPUTS else 0
     tokens = num_tokens * limits.hidden_size if message.output in TOKEN_OUTPUTS else 0
     return (pooled + tokens) * VECTOR_TYPES[message.vector_type].itemsize + ENVELOPE_BYTES
+
+
+def _read_tokens(
+    message: EncodeRequest, lengths: list[int], num_tokens: int, limits: Limits
+) -> Iterator[TokenSequence]:
+    if message.embeddings:
+        raise InvalidRequestError(
+            f"the request has {len(message.embeddings)} bytes of embeddings; the model takes token_ids"
+        )
+    locate = _locator(lengths)
+    token_ids = check_ids("token id", _read("token_ids", message.token_ids, num_tokens), limits.vocab_size, locate)
+    token_types = _token_types(message, num_tokens, limits, locate)
+    positions = _positions(limits.max_sequence_tokens)
+    for span in spans(lengths):
+        yield TokenSequence(token_ids[span], positions[: span.stop - span.start], token_types[span])
+
+
+def _read_vectors(
+    message: EncodeRequest, lengths: list[int], num_tokens: int, limits: Limits
+) -> Iterator[TokenSequence]:
+    for name in ("token_ids", "token_type_ids"):
+        if data := getattr(message, name):
+            raise InvalidRequestError(f"the request has {len(data)} bytes of {name}; the model takes embeddings")
+    wanted = num_tokens * limits.input_size * WIRE_FLOAT.itemsize
+    if len(message.embeddings) != wanted:
+        raise InvalidRequestError(
+            f"embeddings has {len(message.embeddings)} bytes; lengths add up to {num_tokens} tokens, "
+            f"which take {wanted} as float32 vectors of {limits.input_size}"
+        )
+    flat = np.frombuffer(message.embeddings, WIRE_FLOAT).reshape(num_tokens, limits.input_size)
+    vectors = check_vectors("embeddings", flat, _locator(lengths))
+    positions = _positions(limits.max_sequence_tokens)
+    for span in spans(lengths):
+        yield TokenSequence.of_vectors(vectors[span], positions[: span.stop - span.start])
 
 
 def _read(name: str, data: bytes, num_tokens: int) -> NDArray[np.int32]:

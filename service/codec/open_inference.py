@@ -5,7 +5,7 @@ What the protocol leaves open:
 - A real token keeps its column as position, so left padding and holes are exact; the limit is on the column.
 - The size of the rectangle is limited before any of it is read: rows as sequences are, cells to `MAX_CELLS_PER_TOKEN`
   times the limit on tokens. Width alone is not: tokenizers pad to a length of their own, 512 for a model of 256.
-- Ids that the mask takes out are dropped unread: tokenizers pad with -1 and -100 too, and nothing will look at them.
+- What the mask takes out is dropped unread: tokenizers pad with -1 and -100 too, and nothing will look at them.
 - A request that names no output gets all of them, as in Triton; name `sentence_embedding` to spare the rest.
 - Answers are always raw, one entry per output: clients of the protocol read nothing else.
 - `timeout` (microseconds) shortens the call's deadline. `sequence_*`, `shared_memory_*` and `classification` would
@@ -13,7 +13,7 @@ What the protocol leaves open:
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,37 +21,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.open_inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
+from service.codec.infer_inputs import (
+    IDS,
+    MASK,
+    MAX_CELLS_PER_TOKEN,
+    TYPES,
+    VECTORS,
+    input_names,
+    read_shape,
+    read_tensors,
+    refuse_parameters,
+)
 from service.codec.sequences import (
     Locate,
     check_answer,
     check_ids,
     check_lengths,
     check_number,
+    check_vectors,
     spans,
     token_type_bound,
 )
 from service.errors import InvalidRequestError
 from service.request import Encoding, Float32Array, Limits, Request, TokenSequence
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SENTENCE, TOKENS = OUTPUTS = ("sentence_embedding", "last_hidden_state")
-REFUSED_PARAMETERS = ("sequence_", "shared_memory_", "classification")
-
-# Reading a cell of a typed tensor takes 30 ns on the event loop, so cells that hold nothing are bounded by those that
-# may hold something. Fill below a sixteenth is far from any traffic that anybody pads on purpose.
-# Of a request or a tensor; clients of the protocol send a handful.
-MAX_PARAMETERS = 64
-MAX_CELLS_PER_TOKEN = 16
 
 # Everything in an answer but its vectors and the request's id: names, shapes, tags, version.
 ENVELOPE_BYTES = 1024
 
+
 _IntegerArray = NDArray[np.signedinteger[Any]]
-_InferInput = ModelInferRequest.InferInputTensor
-_DATATYPES: dict[str, tuple[np.dtype[np.signedinteger[Any]], str]] = {
-    "INT64": (np.dtype("<i8"), "int64_contents"),
-    "INT32": (np.dtype("<i4"), "int_contents"),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,16 +65,15 @@ class InferCall:
 
 def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, deadline: float | None) -> InferCall:
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
-    _check_numbers(message)
-    _refuse("the request", message.parameters)
+    _check_numbers(message, limits)
+    refuse_parameters("the request", message.parameters)
     deadline = _earlier(deadline, _timeout_seconds(message.parameters), arrival)
     outputs = _outputs(message.outputs)
-    shape = _shape(message.inputs)
+    shape = read_shape(message.inputs, limits)
     _check_rectangle(shape, limits)
     check_answer(_answer_bytes(message, outputs, shape, limits), limits)
-    arrays = _arrays(message)
-    ids = arrays["input_ids"]  # (B, S)
-    is_real = _is_real(arrays.get("attention_mask"), ids)
+    tensors = read_tensors(message, limits)
+    is_real = _is_real(tensors.get(MASK), shape)
     rows, columns = np.nonzero(is_real)  # (T,), row after row
     lengths = is_real.sum(axis=1).tolist()
     _check_columns(rows, columns, limits)
@@ -83,10 +82,14 @@ def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, 
     def locate(index: int) -> str:
         return f"row {rows[index]}, column {columns[index]}"
 
-    token_ids = check_ids("input_ids", ids[is_real], limits.vocab_size, locate)
-    token_types = _token_types(arrays.get("token_type_ids"), is_real, limits, locate)
-    sequences = tuple(TokenSequence(token_ids[s], columns[s], token_types[s]) for s in spans(lengths))
-    return InferCall(Request(sequences, TOKENS in outputs, arrival, deadline), outputs, is_real)
+    if limits.input_size:
+        vectors = check_vectors(VECTORS, tensors[VECTORS][is_real], locate)  # (T, input_size)
+        sequences = [TokenSequence.of_vectors(vectors[s], columns[s]) for s in spans(lengths)]
+    else:
+        token_ids = check_ids(IDS, tensors[IDS][is_real], limits.vocab_size, locate)
+        token_types = _token_types(tensors.get(TYPES), is_real, limits, locate)
+        sequences = [TokenSequence(token_ids[s], columns[s], token_types[s]) for s in spans(lengths)]
+    return InferCall(Request(tuple(sequences), TOKENS in outputs, arrival, deadline), outputs, is_real)
 
 
 def encode_infer(call: InferCall, *, request_id: str, model: str, version: str) -> ModelInferResponse:
@@ -100,22 +103,14 @@ def encode_infer(call: InferCall, *, request_id: str, model: str, version: str) 
     return response
 
 
-def _check_numbers(message: ModelInferRequest) -> None:
+def _check_numbers(message: ModelInferRequest, limits: Limits) -> None:
     """Before anything is looked through: a message of millions of empty parts must not hold everybody up."""
     for name, count, most in (
-        ("inputs", len(message.inputs), len(INPUTS)),
+        ("inputs", len(message.inputs), len(input_names(limits))),
         ("outputs", len(message.outputs), len(OUTPUTS)),
     ):
         if count > most:
             raise InvalidRequestError(f"the request has {count} {name}; the limit is {most}")
-
-
-def _refuse(owner: str, parameters: Mapping[str, InferParameter]) -> None:
-    if len(parameters) > MAX_PARAMETERS:
-        raise InvalidRequestError(f"{owner} has {len(parameters)} parameters; the limit is {MAX_PARAMETERS}")
-    for name in parameters:
-        if name.startswith(REFUSED_PARAMETERS):
-            raise InvalidRequestError(f"{owner} has the parameter {name[:64]!r}, which this server does not support")
 
 
 def _timeout_seconds(parameters: Mapping[str, InferParameter]) -> float | None:
@@ -144,24 +139,9 @@ def _outputs(requested: Iterable[ModelInferRequest.InferRequestedOutputTensor]) 
             raise InvalidRequestError(f"no output {output.name[:64]!r}; the model has {', '.join(OUTPUTS)}")
         if output.name in names:
             raise InvalidRequestError(f"output {output.name!r} is requested twice")
-        _refuse(f"output {output.name!r}", output.parameters)
+        refuse_parameters(f"output {output.name!r}", output.parameters)
         names.append(output.name)
     return tuple(names) or OUTPUTS
-
-
-def _shape(inputs: Iterable[_InferInput]) -> tuple[int, int]:
-    """(B, S), which every input has; nothing of their contents is read."""
-    shapes: dict[str, tuple[int, int]] = {}
-    for tensor in inputs:
-        _check_tensor(tensor, shapes)
-        rows, columns = tensor.shape
-        shapes[tensor.name] = rows, columns
-    if "input_ids" not in shapes:
-        raise InvalidRequestError("the input 'input_ids' is missing")
-    for name, shape in shapes.items():
-        if shape != shapes["input_ids"]:
-            raise InvalidRequestError(f"{name} has shape {list(shape)}; input_ids has {list(shapes['input_ids'])}")
-    return shapes["input_ids"]
 
 
 def _check_rectangle(shape: tuple[int, int], limits: Limits) -> None:
@@ -174,57 +154,9 @@ def _check_rectangle(shape: tuple[int, int], limits: Limits) -> None:
         )
 
 
-def _arrays(message: ModelInferRequest) -> dict[str, _IntegerArray]:
-    """Every input as (B, S)."""
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise InvalidRequestError(f"raw_input_contents has {len(raw)} entries; inputs has {len(message.inputs)}")
-    return {
-        tensor.name: _read_raw(tensor, raw[index]) if raw else _read_typed(tensor)
-        for index, tensor in enumerate(message.inputs)
-    }
-
-
-def _check_tensor(tensor: _InferInput, seen: Container[str]) -> None:
-    if tensor.name not in INPUTS:
-        raise InvalidRequestError(f"no input {tensor.name[:64]!r}; the model has {', '.join(INPUTS)}")
-    if tensor.name in seen:
-        raise InvalidRequestError(f"input {tensor.name!r} is given twice")
-    if tensor.datatype not in _DATATYPES:
-        raise InvalidRequestError(f"{tensor.name} is {tensor.datatype[:64]!r}; it takes {' or '.join(_DATATYPES)}")
-    if len(tensor.shape) != 2 or min(tensor.shape) < 1:
-        raise InvalidRequestError(
-            f"{tensor.name} has shape {list(tensor.shape[:8])}; it takes [rows, columns], each at least 1"
-        )
-    _refuse(f"input {tensor.name!r}", tensor.parameters)
-
-
-def _read_raw(tensor: _InferInput, data: bytes) -> _IntegerArray:
-    if tensor.HasField("contents"):
-        raise InvalidRequestError(f"{tensor.name} has contents beside raw_input_contents; give one of them")
-    dtype, _ = _DATATYPES[tensor.datatype]
-    if len(data) != (wanted := math.prod(tensor.shape) * dtype.itemsize):
-        raise InvalidRequestError(
-            f"{tensor.name} has {len(data)} raw bytes; {tensor.datatype} of shape {list(tensor.shape)} takes {wanted}"
-        )
-    return np.frombuffer(data, dtype).reshape(tensor.shape)
-
-
-def _read_typed(tensor: _InferInput) -> _IntegerArray:
-    dtype, field = _DATATYPES[tensor.datatype]
-    if surplus := [f.name for f, _ in tensor.contents.ListFields() if f.name != field]:
-        raise InvalidRequestError(f"{tensor.name} has {surplus[0]}; {tensor.datatype} goes into {field}")
-    values = getattr(tensor.contents, field)
-    if len(values) != (wanted := math.prod(tensor.shape)):
-        raise InvalidRequestError(
-            f"{tensor.name} has {len(values)} elements in {field}; shape {list(tensor.shape)} takes {wanted}"
-        )
-    return np.fromiter(values, dtype, wanted).reshape(tensor.shape)
-
-
-def _is_real(mask: _IntegerArray | None, ids: _IntegerArray) -> NDArray[np.bool_]:
+def _is_real(mask: _IntegerArray | None, shape: tuple[int, int]) -> NDArray[np.bool_]:
     if mask is None:
-        return np.ones(ids.shape, np.bool_)
+        return np.ones(shape, np.bool_)
     is_real: NDArray[np.bool_] = mask == 1
     if not (is_real | (mask == 0)).all():
         row, column = np.argwhere((mask != 0) & (mask != 1))[0]
@@ -246,7 +178,7 @@ def _token_types(
 ) -> NDArray[np.int64]:
     if types is None:
         return np.zeros(np.count_nonzero(is_real), np.int64)
-    return check_ids("token_type_ids", types[is_real], token_type_bound(limits), locate)
+    return check_ids(TYPES, types[is_real], token_type_bound(limits), locate)
 
 
 def _answer_bytes(message: ModelInferRequest, outputs: tuple[str, ...], shape: tuple[int, ...], limits: Limits) -> int:

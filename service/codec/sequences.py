@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InvalidRequestError
-from service.request import Int64Array, Limits
+from service.request import Float32Array, Int64Array, Limits
 
 Locate = Callable[[int], str]
 _UNSIGNED = {np.dtype(f"{order}i{size}"): np.dtype(f"{order}u{size}") for order in "<>" for size in (4, 8)}
@@ -46,6 +46,17 @@ def check_ids(name: str, ids: NDArray[np.signedinteger[Any]], bound: int, locate
         index = int(np.argmax(unsigned >= bound))
         raise InvalidRequestError(f"{locate(index)}: {name} is {ids[index]}; the model takes 0 to {bound - 1}")
     return ids.astype(np.int64)
+
+
+def check_vectors(name: str, vectors: NDArray[np.floating[Any]], locate: Locate) -> Float32Array:
+    """Vectors as native float32 (T, input_size), each number finite: NaN would be answered as a fault of the engine."""
+    if not (is_finite := np.isfinite(vectors)).all():
+        index, component = np.argwhere(~is_finite)[0]
+        raise InvalidRequestError(
+            f"{locate(int(index))}: component {component} of {name} is {vectors[index, component]}; "
+            "the model takes finite numbers"
+        )
+    return vectors.astype(np.float32, copy=False)
 
 
 def check_answer(num_bytes: int, limits: Limits) -> None:

@@ -61,6 +61,8 @@ class EncoderServicer(EncoderServiceServicer):
             precision=model.precision,
             execution_provider=model.provider,
             bundle_digest=model.digest,
+            input=model.manifest.input,
+            input_size=model.limits.input_size,
         )
 
     async def _encode(self, message: pb.EncodeRequest, call: Call) -> pb.EncodeResponse:

@@ -12,7 +12,8 @@ from grpc.aio import ServicerContext
 
 from protos import open_inference_pb2 as pb
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceServicer
-from service.codec.open_inference import INPUTS, SENTENCE, TOKENS, decode_infer, encode_infer
+from service.codec.infer_inputs import TYPES, VECTORS, input_names
+from service.codec.open_inference import SENTENCE, TOKENS, decode_infer, encode_infer
 from service.repository import Repository
 from service.request import Limits
 from service.servicers.call import arrival_and_deadline
@@ -69,8 +70,13 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
 
 
 def _inputs(limits: Limits) -> Sequence[_Tensor]:
-    names = INPUTS if limits.type_vocab_size else INPUTS[:2]
-    return [_Tensor(name=name, datatype="INT64", shape=[-1, -1]) for name in names]
+    names = [name for name in input_names(limits) if name != TYPES or limits.type_vocab_size]
+    return [
+        _Tensor(name=name, datatype="FP32", shape=[-1, -1, limits.input_size])
+        if name == VECTORS
+        else _Tensor(name=name, datatype="INT64", shape=[-1, -1])
+        for name in names
+    ]
 
 
 def _outputs(limits: Limits) -> Sequence[_Tensor]:

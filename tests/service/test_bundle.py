@@ -249,6 +249,41 @@ def test_the_golden_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.sentence_embedding, written.sentence_embedding)
 
 
+def of_vectors() -> Golden:
+    """Two sequences of vectors of 5 components."""
+    of_ids, rng = golden(2, 3), np.random.default_rng(4)
+    sequences = [
+        TokenSequence.of_vectors(rng.standard_normal((length, 5), np.float32), np.arange(length)) for length in (2, 3)
+    ]
+    return Golden(tuple(sequences), of_ids.token_embeddings, of_ids.sentence_embedding)
+
+
+def test_golden_vectors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_golden(tmp_path / GOLDEN, of_vectors())
+
+    read = read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE, 5)
+
+    for found, written in zip(read.sequences, of_vectors().sequences, strict=True):
+        assert found.embeddings is not None
+        assert found.embeddings.dtype == np.float32
+        np.testing.assert_array_equal(found.embeddings, written.embeddings)
+        np.testing.assert_array_equal(found.position_ids, written.position_ids)
+
+
+def test_golden_vectors_of_another_width_are_refused(tmp_path: Path) -> None:
+    write_golden(tmp_path / GOLDEN, of_vectors())
+
+    with pytest.raises(BundleError, match=r"embeddings has shape \(5, 5\), expected \(5, 6\); export it again"):
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE, 6)
+
+
+def test_a_golden_file_of_ids_is_none_for_a_model_of_vectors(tmp_path: Path) -> None:
+    write_golden(tmp_path / GOLDEN, golden(2, 1, 3))
+
+    with pytest.raises(BundleError, match="not a golden file"):
+        read_golden(tmp_path / GOLDEN, HIDDEN_SIZE, HIDDEN_SIZE, 5)
+
+
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 broken", b"\x93NUMPY"])
 def test_a_golden_file_that_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / GOLDEN).write_bytes(content)

@@ -189,6 +189,15 @@ def test_only_ids_that_every_vocabulary_has_are_run() -> None:
     assert not any(batch.token_ids.any() or batch.token_type_ids.any() for batch in machine.batches)
 
 
+def test_a_model_of_vectors_is_measured_with_vectors() -> None:
+    machine = Machine(CostModel(1e-3, 1e-5, 0))
+
+    calibrate(machine.run, machine.clock, 512, 1e9, input_size=7)
+
+    assert {batch.embeddings.shape[1] for batch in machine.batches if batch.embeddings is not None} == {7}
+    assert all(batch.embeddings is not None and len(batch.embeddings) == batch.num_tokens for batch in machine.batches)
+
+
 def test_the_time_limit_is_passed_by_one_run_at_most() -> None:
     machine = Machine(CostModel(per_run=0.0, per_token=0.01, per_pair=0.0))
     calibrated(machine, limit_seconds=5.0)

@@ -52,6 +52,62 @@ def answer(rows: int, *, width: int = HIDDEN, version: str = "1") -> EncodeRespo
     return EncodeResponse(pooled=vectors, tokens=vectors, dimensions=width, hidden_size=width, version=version)
 
 
+def vectors(*lengths: int, width: int = 3) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((length, width)) for length in lengths]
+
+
+def of_vectors(**sizes: int) -> GetModelResponse:
+    model = described(**sizes)
+    model.input_size = 3
+    return model
+
+
+def test_vectors_are_sent_as_little_endian_float32() -> None:
+    given = [[[1.0, 2.0, -3.0]], vectors(2)[0].astype(np.float16)]
+
+    (request,) = requests_of(given, of_vectors())
+
+    flat = [1.0, 2.0, -3.0, *given[1].ravel().tolist()]
+    assert request.embeddings == struct.pack("<9f", *flat)
+    assert (list(request.lengths), request.token_ids) == ([1, 2], b"")
+
+
+def test_parts_of_vectors_fit_a_message_and_are_the_call_in_order() -> None:
+    num_bytes = 1024 + 8 * 3 * 4 + 40  # eight vectors
+    given = vectors(3, 8, 1, 1, 1, 5, 2)
+
+    requests = requests_of(given, of_vectors(num_bytes=num_bytes, sequences=1000, tokens=1000))
+
+    assert len(requests) > 2
+    assert all(request.ByteSize() <= num_bytes for request in requests)
+    sent = np.frombuffer(b"".join(request.embeddings for request in requests), "<f4").reshape(-1, 3)
+    np.testing.assert_array_equal(sent, np.concatenate(given).astype(np.float32))
+    limits = ServerLimits(0, 0, HIDDEN, 8, 3, 125, num_bytes, num_bytes, input_size=3)
+    for request in requests:
+        decode_request(request, limits, arrival=0.0, deadline=None)
+
+
+def test_no_vectors_are_no_requests() -> None:
+    plan = Plan(of_vectors(), [], OUTPUT_POOLED, 0, {})
+
+    assert (plan.parts, plan.pooled([]).shape) == ([], (0, HIDDEN))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ([1, 2, 3], r"int64 of shape \(3,\)"),
+        ([[1, 2, 3]], r"int64 of shape \(1, 3\)"),
+        ([[1.0, 2.0]], r"float64 of shape \(1, 2\)"),
+        (np.zeros((0, 3)), r"float64 of shape \(0, 3\)"),
+    ],
+)
+def test_what_is_no_sequence_of_the_models_vectors_is_refused(wrong: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=rf"sequence 1 is {found}; floats of shape \(length, 3\) are wanted"):
+        requests_of([*vectors(2), wrong], of_vectors())
+
+
 sequence_lists = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=8), max_size=12)
 
 
