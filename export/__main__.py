@@ -1,4 +1,4 @@
-"""`mhsa-export CHECKPOINT --output models`: the command line, its signals and its exit codes.
+"""`mhsa-export CHECKPOINT --output models`, `mhsa-export inspect BUNDLE`: command lines, signals and exit codes.
 
 0 done, 2 refused (one line on stderr says what to do), 128 + n stopped by signal n (130: Ctrl-C, 143: SIGTERM). Nothing
 is left behind but a bundle that passed. The steps, and with them torch, are imported where a signal or a package that
@@ -11,7 +11,8 @@ import signal
 import sys
 import typing
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from export.errors import ExportError
@@ -22,10 +23,13 @@ from service.errors import StartupError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _parse(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # A checkpoint in a directory of that name is ./inspect.
+    is_inspection = arguments[:1] == ["inspect"]
+    options = _parse_inspection(arguments[1:]) if is_inspection else _parse(arguments)
     with interruptible():
         try:
-            _export(options)
+            (_inspect if is_inspection else _export)(options)
         except KeyboardInterrupt as error:
             number = error.number if isinstance(error, Interrupted) else signal.SIGINT
             return _fail("interrupted; no bundle is left half-written", 128 + number)
@@ -36,18 +40,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _export(options: argparse.Namespace) -> None:
     _silence_libraries()
-    try:
+    with _naming_what_is_not_installed():
         from rich.console import Console
 
         from export.steps import export_checkpoint
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        extras = "mhsa-serve[cpu,export] or mhsa-serve[gpu,export]"
-        raise ExportError(f"{package} is not installed; install {extras}") from None
     console = Console()
     path, report = export_checkpoint(**vars(options), console=console)
     console.print(report.as_table())
     console.print(f"bundle: {path}", highlight=False, soft_wrap=True)
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    with _naming_what_is_not_installed():
+        from export.inspection import inspect_bundle
+    inspection = inspect_bundle(options.bundle)
+    print(inspection.as_json() if options.json else inspection.as_text())  # noqa: T201  # what was asked for
+
+
+@contextmanager
+def _naming_what_is_not_installed() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        extras = "mhsa-serve[cpu,export] or mhsa-serve[gpu,export]"
+        raise ExportError(f"{package} is not installed; install {extras}") from None
 
 
 def _fail(message: str, code: int) -> int:
@@ -56,9 +73,22 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_inspection(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="mhsa-export", description="Export a checkpoint to a verified bundle that mhsa-serve serves."
+        prog="mhsa-export inspect",
+        description="Check every file of a bundle and print what is inside. It needs onnx and numpy, no torch.",
+        epilog="To export a checkpoint in a directory called inspect, write ./inspect.",
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="<models>/<name>/<version>")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    return parser.parse_args(arguments)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mhsa-export",
+        description="Export a checkpoint to a verified bundle that mhsa-serve serves.",
+        epilog="`mhsa-export inspect BUNDLE` checks a bundle and prints what is inside.",
     )
     parser.add_argument(
         "checkpoint_path",

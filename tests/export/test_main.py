@@ -60,7 +60,7 @@ def _remove_config(checkpoint: Path) -> None:
 
 def _claim_another_type(checkpoint: Path) -> None:
     content = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(content | {"model_type": "mpnet"}))
+    (checkpoint / "config.json").write_text(json.dumps(content | {"model_type": "t5"}))
 
 
 def _leave_alone(checkpoint: Path) -> None:
@@ -82,8 +82,8 @@ def _go_in_circles(checkpoint: Path) -> None:
     [
         (_remove_weights, POOLED, "neither model.safetensors"),
         (_remove_config, POOLED, "config.json: No such file"),
-        (_claim_another_type, POOLED, "model_type 'mpnet' is not supported"),
-        (_be_a_file, POOLED, "tiny is not a directory; give the one"),
+        (_claim_another_type, POOLED, "model_type 't5' is not supported"),
+        (_be_a_file, POOLED, "tiny: no model_type, and weights alone"),
         (_go_in_circles, POOLED, "tiny is not a directory; give the one"),
         (_leave_alone, [], "give --pooling mean|cls|last|max|mean_sqrt_len and --normalize"),
         (_leave_alone, ["--pooling", "mean"], "give --pooling mean|cls|last|max|mean_sqrt_len and --normalize"),
