@@ -17,7 +17,7 @@ from pathlib import Path
 
 from export.errors import ExportError
 from export.signals import Interrupted, interruptible
-from service.bundle import Pooling
+from service.bundle import Pooling, Task
 from service.errors import StartupError
 
 
@@ -125,6 +125,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--normalize",
         action=argparse.BooleanOptionalAction,
         help="divide vectors by their length, or don't; needed where the checkpoint does not say (no modules.json)",
+    )
+    parser.add_argument(
+        "--task",
+        choices=typing.get_args(Task),
+        help="embedding: leave a classifier's head aside; default: what the checkpoint is",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle of the same name and version")
     return parser.parse_args(arguments)

@@ -14,9 +14,11 @@ from typing import Any
 from torch import nn
 from transformers import AutoTokenizer
 
+from export.classifier import ClassifierHead
 from export.errors import ExportError
-from export.families import build_encoder, find_family
+from export.families import build_classifier, build_encoder, find_family, split_classifier
 from export.weights import load_weights
+from service.bundle import Task
 
 # What a client needs to turn text into the ids that this model knows.
 TOKENIZER_FILES = (
@@ -40,6 +42,7 @@ _LARGEST = {
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions"), 2**27),
 }
 _VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+_CLASSIFIER = "ForSequenceClassification"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint(Subject):
-    """A model with its weights, ready to run, and what its files say about it. `unused_keys` were left aside."""
+    """A model with its weights, ready to run, and what its files say about it. `unused_keys` were left aside.
+
+    `classifier` is None for an embedding.
+    """
 
     path: Path
     family: str
@@ -80,10 +86,14 @@ class Checkpoint(Subject):
     num_heads: int
     unused_keys: tuple[str, ...]
     tokenizer_files: tuple[Path, ...]
+    classifier: ClassifierHead | None = field(default=None, kw_only=True)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and check everything. Raises `ExportError`."""
+def read_checkpoint(path: Path, task: Task | None = None) -> Checkpoint:
+    """Read and check everything. Raises `ExportError`.
+
+    Unless a `task` is given, a checkpoint whose architecture is a classifier is one, head and all.
+    """
     if not path.is_dir():
         raise ExportError(f"{path} is not a directory; give the one that holds the checkpoint's config.json")
     _refuse_broken_links(path)
@@ -93,13 +103,21 @@ def read_checkpoint(path: Path) -> Checkpoint:
     family = find_family(directory, content)
     _refuse_code(directory, content, family.ported_from)
     _check_sizes(directory / "config.json", content)
-    encoder, config = build_encoder(directory, family, content)
-    unused_keys = load_weights(directory, encoder.model, family.keys)
+    classifier = None
+    if _choose_task(directory, content, modules, task) == "classification":
+        model, config = build_classifier(directory, family, content)
+        unused_keys = load_weights(directory, model, family.keys)
+        encoder, classifier = split_classifier(family, model)
+        classifier.eval()
+    else:
+        encoder, config = build_encoder(directory, family, content)
+        unused_keys = load_weights(directory, encoder.model, family.keys)
     encoder.eval()
     return Checkpoint(
         path=path,
         family=content["model_type"],
         encoder=encoder,
+        classifier=classifier,
         modules=modules,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
@@ -112,6 +130,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tokenizer_files=tuple(file for name in TOKENIZER_FILES if (file := directory / name).is_file()),
         tokenize=_open_tokenizer(directory, config.vocab_size),
     )
+
+
+def _choose_task(directory: Path, content: dict[str, Any], modules: tuple[Module, ...], asked: Task | None) -> Task:
+    """Classification where the checkpoint has a trained head for it and nothing says that its vectors are pooled."""
+    architectures = [str(name) for name in content.get("architectures") or ()]
+    is_classifier = any(name.endswith(_CLASSIFIER) for name in architectures)
+    if asked == "classification" and not is_classifier:
+        found = ", ".join(architectures) or "not given"
+        raise ExportError(
+            f"{directory}: --task classification needs a ...{_CLASSIFIER}, and architectures in config.json is {found}"
+        )
+    is_pooled = any(module.kind == "Pooling" for module in modules)
+    return asked or ("classification" if is_classifier and not is_pooled else "embedding")
 
 
 def read_json(path: Path) -> dict[str, Any]:

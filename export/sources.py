@@ -9,6 +9,7 @@ from export.errors import ExportError
 from export.facts import MODEL_TYPE, parse_settings
 from export.modules import read_module
 from export.state_dicts import is_state_dict, read_state_dict
+from service.bundle import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Source:
     settings: tuple[str, ...] = ()
     module: str | None = None
     weights: Path | None = None
+    task: Task | None = None
 
     @property
     def name(self) -> str:
@@ -31,6 +33,13 @@ class Source:
 
 def open_source(source: Source) -> Checkpoint:
     """Read and check everything. Raises `ExportError`."""
+    found = _open(source)
+    if source.task == "classification" and found.classifier is None:
+        raise ExportError("--task classification is for checkpoints in transformers' layout; this is none")
+    return found
+
+
+def _open(source: Source) -> Checkpoint:
     if source.module is not None:
         if source.path is not None or source.settings:
             raise ExportError("--module stands in place of CHECKPOINT and --set; give one or the other")
@@ -47,4 +56,4 @@ def open_source(source: Source) -> Checkpoint:
     content = read_json(config) if config.is_file() else {}
     if is_state_dict(content.get(MODEL_TYPE)):
         return read_state_dict(source.path, content)
-    return read_checkpoint(source.path)
+    return read_checkpoint(source.path, source.task)

@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.graph import PackedModel, export_graph
 from export.grid import MAX_TOKENS_IN_COMPANY, english_sequences, random_sequence
 from export.heads import Head
-from export.sentence_transformers import choose_embedding
+from export.sentence_transformers import choose_embedding, read_prompts
 from export.sharing import share_weights
 from export.sources import Source, open_source
 from export.verify import ParityReport, reference_answer, verify
@@ -33,6 +33,7 @@ from service.bundle import (
     GraphFacts,
     Manifest,
     Pooling,
+    Task,
     graph_file,
     write_golden,
     write_manifest,
@@ -75,11 +76,12 @@ def export_checkpoint(
     version: str = "1",
     pooling: Pooling | None = None,
     normalize: bool | None = None,
+    task: Task | None = None,
     force: bool = False,
     console: Console | None = None,
 ) -> tuple[Path, ParityReport]:
     """Write <output>/<name>/<version>/; returns that path. Raises `ExportError` or `StartupError`."""
-    source = Source(checkpoint_path, tuple(settings), module, weights)
+    source = Source(checkpoint_path, tuple(settings), module, weights, task)
     name = source.name if name is None else name
     _require_safe(name, version)
     steps = Steps(console or Console(quiet=True))
@@ -87,7 +89,7 @@ def export_checkpoint(
     with new_bundle(destination, force=force) as directory:
         with steps.step("read checkpoint") as details:
             checkpoint = open_source(source)
-            head = choose_embedding(checkpoint, pooling, normalize)
+            head = _choose_head(checkpoint, pooling, normalize)
             details += _describe(checkpoint, head)
         with steps.step("export graph") as details:
             model = PackedModel(
@@ -116,12 +118,25 @@ def _require_safe(name: str, version: str) -> None:
         raise ExportError(f"version {version!r} is not a whole number of at least 1; give another --version")
 
 
+def _choose_head(checkpoint: Checkpoint, pooling: Pooling | None, normalize: bool | None) -> Head:
+    if checkpoint.classifier is None:
+        return choose_embedding(checkpoint, pooling, normalize)
+    if pooling is not None or normalize is not None:
+        raise ExportError(
+            f"{checkpoint.path}: it is a classifier, which has its own way to one vector; leave --pooling and "
+            "--normalize out, or give --task embedding to export its encoder without its head"
+        )
+    return checkpoint.classifier
+
+
 def _describe(checkpoint: Checkpoint, head: Head) -> list[str]:
     details = [
         f"{checkpoint.family}, {checkpoint.num_layers} layers, hidden size {checkpoint.hidden_size}",
         f"at most {checkpoint.max_sequence_tokens} tokens",
         f"{head.pooling} pooling, {'normalized' if head.normalize else 'not normalized'}",
     ]
+    if checkpoint.classifier is not None:
+        details[-1] = f"classification, {len(checkpoint.classifier.labels)} labels"
     return details + ([f"left aside: {', '.join(checkpoint.unused_keys)}"] if checkpoint.unused_keys else [])
 
 
@@ -150,10 +165,11 @@ def _make_golden(checkpoint: Checkpoint, head: Head) -> Golden:
 
 
 def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: ParityReport) -> Manifest:
+    prompts, default_prompt = read_prompts(checkpoint)
     return Manifest(
         name=name,
         family=checkpoint.family,
-        task="embedding",
+        task="embedding" if checkpoint.classifier is None else "classification",
         input="embeddings" if checkpoint.input_size else "token_ids",
         input_size=checkpoint.input_size,
         hidden_size=checkpoint.hidden_size,
@@ -166,9 +182,9 @@ def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: Parity
         max_sequence_tokens=checkpoint.max_sequence_tokens,
         pooling=head.pooling,
         normalize=head.normalize,
-        labels=[],
-        prompts={},
-        default_prompt="",
+        labels=[] if checkpoint.classifier is None else checkpoint.classifier.labels,
+        prompts=prompts,
+        default_prompt=default_prompt,
         graphs={"fp32": _make_facts(report)},
         # Asked of the modules: onnxruntime is installed under several names.
         versions={package: str(import_module(package).__version__) for package in _PACKAGES},

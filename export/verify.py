@@ -221,9 +221,14 @@ def _error(found: Float32Array, expected: Float32Array) -> float:
 
 
 def _cosine(found: Float32Array, expected: Float32Array) -> float:
-    """The smallest cosine over rows, in float64; 1 where both rows are zero, -1 where a number is not finite."""
+    """The smallest cosine over rows, in float64; 1 where both rows are zero, -1 where a number is not finite.
+
+    A single number, such as a reranker's, has a sign and no direction: near 0 rounding alone decides it.
+    """
     if not (np.isfinite(found).all() and np.isfinite(expected).all()):
         return -1.0
+    if found.shape[-1] == 1:
+        return 1.0
     a, b = found.astype(np.float64), expected.astype(np.float64)
     products, norms = (a * b).sum(-1), np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     is_zero = ~a.any(-1) & ~b.any(-1)

@@ -70,9 +70,11 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 def load_weights(path: Path, model: nn.Module, rules: KeyRules) -> tuple[str, ...]:
     """Give the model its weights, in float32, from a directory or a file; returns the keys that were left aside.
 
-    Raises `ExportError`.
+    A model that has its encoder under the family's prefix gets it there. Raises `ExportError`.
     """
-    expected = model.state_dict()
+    weights = model.state_dict()
+    names = {key.removeprefix(rules.prefix): key for key in weights}
+    expected = {key: weights[name] for key, name in names.items()}
     found: dict[str, Tensor] = {}
     unused: list[str] = []
     tensors, problems = _read_tensors(path)
@@ -92,7 +94,7 @@ def load_weights(path: Path, model: nn.Module, rules: KeyRules) -> tuple[str, ..
             f"{path}: {len(problems)} problems with its weights: {'; '.join(sorted(problems))}. "
             "Use a whole checkpoint of the very model that is named"
         )
-    model.load_state_dict(found)  # copied, into the model's own float32
+    model.load_state_dict({names[key]: tensor for key, tensor in found.items()})  # copied, into the model's own float32
     return tuple(sorted(unused))
 
 

@@ -5,6 +5,6 @@ exported with wrong numbers, after a warning at most.
 """
 
 from export.families.encoder import TransformersEncoder
-from export.families.table import FAMILIES, build_encoder, find_family
+from export.families.table import FAMILIES, build_classifier, build_encoder, find_family, split_classifier
 
-__all__ = ["FAMILIES", "TransformersEncoder", "build_encoder", "find_family"]
+__all__ = ["FAMILIES", "TransformersEncoder", "build_classifier", "build_encoder", "find_family", "split_classifier"]

@@ -3,9 +3,17 @@
 Unless `is_causal` is false in config.json: then transformers lets every token see all of them, and so does the seam.
 """
 
-from transformers import GPT2Config, GPT2Model, PreTrainedConfig, Qwen3Config, Qwen3Model
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2Model,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+    Qwen3Model,
+)
 
-from export.families.family import Family
+from export.families.family import Classifier, Family, by_last_row
 from export.families.refusals import refuse_rotary
 from export.weights import KeyRules
 
@@ -32,6 +40,7 @@ CAUSAL = {
             buffers=("h.*.attn.bias", "h.*.attn.masked_bias"),
         ),
         refusals=(_refuse_other_sight,),
+        classifier=Classifier(GPT2ForSequenceClassification, by_last_row),
     ),
     "qwen3": Family(
         model_class=Qwen3Model,
@@ -40,5 +49,6 @@ CAUSAL = {
             prefix="model.", unused_prefixes=("lm_head.", "score.", "qa_outputs."), buffers=("*rotary_emb.inv_freq",)
         ),
         refusals=(refuse_rotary, _refuse_other_sight),
+        classifier=Classifier(Qwen3ForSequenceClassification, by_last_row),
     ),
 }

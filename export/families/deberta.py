@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import DebertaV2Config, DebertaV2Model, PreTrainedConfig
+from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, DebertaV2Model, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from export.attention import Packing, attend
-from export.families.family import Family
+from export.families.family import Classifier, Family
 from export.weights import KeyRules
 
 # Of the convolution. In a wider one a row's second neighbour may be one or two columns further than its first.
@@ -163,4 +163,5 @@ DEBERTA_V2 = Family(
     ),
     refusals=(_refuse,),
     packed=PackedDeberta,
+    classifier=Classifier(DebertaV2ForSequenceClassification),
 )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from export.attention import Packing
+from export.classifier import ClassifiedBy
 from export.weights import KeyRules
 
 # What about a configuration is not supported, or None.
@@ -43,6 +44,30 @@ def positions_after_pad(config: PreTrainedConfig) -> int:
     return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
 
 
+def by_first_row(_config: PreTrainedConfig) -> ClassifiedBy:
+    """The first token's row: most families."""
+    return "cls"
+
+
+def by_last_row(_config: PreTrainedConfig) -> ClassifiedBy:
+    """The last row whose token is not the pad token: decoders."""
+    return "last"
+
+
+def by_classifier_pooling(config: PreTrainedConfig) -> ClassifiedBy:
+    """As the configuration has it. EuroBERT calls the first row bos."""
+    names: dict[str, ClassifiedBy] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "late"}
+    return names[config.classifier_pooling]
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A family's `...ForSequenceClassification`, and which rows its head looks at."""
+
+    model_class: type[PreTrainedModel]
+    classified_by: Callable[[PreTrainedConfig], ClassifiedBy] = by_first_row
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What differs between families. `num_positions` is how many tokens the longest sequence may have.
@@ -64,3 +89,4 @@ class Family:
     # Python files of the model's authors, by module name, that transformers' own class is a port of.
     ported_from: frozenset[str] = frozenset()
     packed: Callable[[Any], nn.Module] | None = None
+    classifier: Classifier | None = None

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MPNetConfig, MPNetModel, PreTrainedConfig
+from transformers import MPNetConfig, MPNetForSequenceClassification, MPNetModel, PreTrainedConfig
 
 from export.attention import Packing, attend
-from export.families.family import Family, count_tokens, positions_after_pad
+from export.families.family import Classifier, Family, count_tokens, positions_after_pad
 from export.weights import KeyRules
 
 # From this distance on all are in one bucket: max_distance of `relative_position_bucket`.
@@ -81,4 +81,5 @@ MPNET = Family(
     num_positions=positions_after_pad,
     has_pooler=True,
     packed=PackedMPNet,
+    classifier=Classifier(MPNetForSequenceClassification),
 )

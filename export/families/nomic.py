@@ -8,9 +8,9 @@ conversion_mapping.py.
 
 from typing import Any
 
-from transformers import NomicBertConfig, NomicBertModel, PreTrainedConfig
+from transformers import NomicBertConfig, NomicBertForSequenceClassification, NomicBertModel, PreTrainedConfig
 
-from export.families.family import Family
+from export.families.family import Classifier, Family
 from export.families.refusals import refuse_rotary
 from export.families.rotary import AUTHORS_NAMES, FREQUENCIES, QUERY_KEY_VALUE
 from export.weights import KeyRules
@@ -70,6 +70,7 @@ def _refuse_other_kinds(config: PreTrainedConfig) -> str | None:
 NOMIC_BERT = Family(
     model_class=NomicBertModel,
     config_class=NomicBertConfig,
+    classifier=Classifier(NomicBertForSequenceClassification),
     keys=KeyRules(
         prefix="nomic_bert.",
         unused_prefixes=("pooler.", "cls.", "classifier."),

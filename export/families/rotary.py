@@ -6,14 +6,17 @@ query, key and value. Source of the names: transformers' conversion_mapping.py.
 
 from transformers import (
     EuroBertConfig,
+    EuroBertForSequenceClassification,
     EuroBertModel,
     JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3ForSequenceClassification,
     JinaEmbeddingsV3Model,
     ModernBertConfig,
+    ModernBertForSequenceClassification,
     ModernBertModel,
 )
 
-from export.families.family import Family
+from export.families.family import Classifier, Family, by_classifier_pooling
 from export.families.refusals import refuse_rotary
 from export.weights import KeyRules
 
@@ -31,6 +34,7 @@ ROTARY = {
     "jina_embeddings_v3": Family(
         model_class=JinaEmbeddingsV3Model,
         config_class=JinaEmbeddingsV3Config,
+        classifier=Classifier(JinaEmbeddingsV3ForSequenceClassification),
         keys=KeyRules(
             prefix="roberta.",
             unused_prefixes=("pooler.", "lm_head.", "classifier.", "qa_outputs."),
@@ -44,6 +48,7 @@ ROTARY = {
     "eurobert": Family(
         model_class=EuroBertModel,
         config_class=EuroBertConfig,
+        classifier=Classifier(EuroBertForSequenceClassification, by_classifier_pooling),
         keys=KeyRules(prefix="model.", unused_prefixes=("lm_head.", "dense.", "classifier."), buffers=(FREQUENCIES,)),
         refusals=(refuse_rotary,),
         ported_from=frozenset({"configuration_eurobert", "modeling_eurobert"}),
@@ -51,6 +56,7 @@ ROTARY = {
     "modernbert": Family(
         model_class=ModernBertModel,
         config_class=ModernBertConfig,
+        classifier=Classifier(ModernBertForSequenceClassification, by_classifier_pooling),
         keys=KeyRules(prefix="model.", unused_prefixes=("head.", "decoder.", "classifier."), buffers=(FREQUENCIES,)),
         refusals=(refuse_rotary,),
     ),

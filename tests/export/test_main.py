@@ -87,6 +87,7 @@ def _go_in_circles(checkpoint: Path) -> None:
         (_go_in_circles, POOLED, "tiny is not a directory; give the one"),
         (_leave_alone, [], "give --pooling mean|cls|last|max|mean_sqrt_len and --normalize"),
         (_leave_alone, ["--pooling", "mean"], "give --pooling mean|cls|last|max|mean_sqrt_len and --normalize"),
+        (_leave_alone, ["--task", "classification"], "--task classification needs a ...ForSequenceClassification"),
         (_leave_alone, [*POOLED, "--name", "../escape"], "name '../escape' is not letters"),
         (_leave_alone, [*POOLED, "--name", ""], "name '' is not letters"),
         (_leave_alone, [*POOLED, "--version", "v2"], "version 'v2' is not a whole number"),

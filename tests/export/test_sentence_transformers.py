@@ -12,7 +12,8 @@ from export.checkpoint import Checkpoint, read_checkpoint
 from export.errors import ExportError
 from export.heads import EmbeddingHead
 from export.sentence_transformers import choose_embedding, read_prompts
-from service.bundle import Pooling
+from export.steps import export_checkpoint
+from service.bundle import Pooling, read_bundle
 
 _KIND = "sentence_transformers.models."
 
@@ -173,7 +174,7 @@ def _add_dense(checkpoint: Path, **config: Any) -> Checkpoint:
         "activation_function": "torch.nn.modules.activation.Tanh",
     }
     (directory / "config.json").write_text(json.dumps(content | config))
-    weights = {"linear.weight": torch.full((8, 32), 0.5), "linear.bias": torch.full((8,), 0.25)}
+    weights = {"linear.weight": torch.full((8, 32), 0.125), "linear.bias": torch.full((8,), 0.25)}
     save_file(weights, directory / "model.safetensors")
     return _read(checkpoint, "Transformer", "Pooling", "Dense", pooling_mode="mean")
 
@@ -182,17 +183,17 @@ def test_a_dense_layer_is_read_with_its_weights(checkpoint: Path) -> None:
     head = choose_embedding(_add_dense(checkpoint))
 
     assert head.output_size(32) == 8
-    # Rows of ones: 32 x 0.5 + 0.25, through Tanh.
+    # Rows of ones: 32 x 0.125 + 0.25, through Tanh.
     found = head.reference(torch.ones(3, 32), torch.zeros(3, dtype=torch.int64))
-    assert torch.allclose(found, torch.tensor(16.25).tanh().expand(8))
+    assert torch.allclose(found, torch.tensor(4.25).tanh().expand(8))
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("torch.nn.modules.linear.Identity", 16.25),
-        ("torch.nn.modules.activation.ReLU", 16.25),
-        ("torch.nn.Sigmoid", 1.0),
+        ("torch.nn.modules.linear.Identity", 4.25),
+        ("torch.nn.modules.activation.ReLU", 4.25),
+        ("torch.nn.Sigmoid", 0.985936),
     ],
 )
 def test_a_dense_layers_activation_is_the_one_that_it_names(checkpoint: Path, name: str, expected: float) -> None:
@@ -269,3 +270,17 @@ def test_prompts_that_make_no_sense_are_refused(checkpoint: Path, content: dict[
     with pytest.raises(ExportError) as refusal:
         _prompts(checkpoint, **content)
     assert reason in str(refusal.value)
+
+
+def test_dense_layers_and_prompts_reach_the_bundle(checkpoint: Path, tmp_path: Path) -> None:
+    _add_dense(checkpoint)
+    prompts = {"query": "query: "}
+    content = {"prompts": prompts, "default_prompt_name": "query"}
+    (checkpoint / "config_sentence_transformers.json").write_text(json.dumps(content))
+
+    path, _ = export_checkpoint(checkpoint, tmp_path / "models")
+
+    bundle = read_bundle(path)
+    assert (bundle.manifest.task, bundle.manifest.output_size, bundle.manifest.hidden_size) == ("embedding", 8, 32)
+    assert (bundle.manifest.prompts, bundle.manifest.default_prompt) == (prompts, "query")
+    assert bundle.golden.sentence_embedding.shape == (8, 8)

@@ -23,7 +23,7 @@ def _assert_same_weights(found: torch.nn.Module, saved: torch.nn.Module) -> None
 def test_what_transformers_saves_is_read(family: str, head: str, tmp_path: Path) -> None:
     saved = write_checkpoint(family, tmp_path, head=head)
 
-    found = read_checkpoint(tmp_path)
+    found = read_checkpoint(tmp_path, "embedding")
 
     _assert_same_weights(found.encoder.get_submodule("model"), saved.base_model)
     known = {name for name, _ in saved.named_parameters()}
