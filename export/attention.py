@@ -15,10 +15,10 @@ slots on the way in and back on the way out. Unused slots hold a row of their ow
 would bring its NaN along.
 
 GroupQueryAttention was tried in the place of MultiHeadAttention: it skips padded keys and takes fewer heads of keys as
-they are. Whole runs on one thread of ONNX Runtime 1.32 took 0.96 to 1.02 times as long on batches of like lengths, which
-are what the scheduler makes, fp32 and int8 (MiniLM-L6, width 768, GPT-2, Qwen3), and 0.79 to 0.93 where lengths are
-from 5 to 120. It copies keys and values out for a decoder, and CUDA has it for 16 bits only, by its documentation: one
-graph could not serve both devices in fp32. So it stays out.
+they are. Whole runs on one thread of ONNX Runtime 1.32 took 0.95 to 1.02 times as long on batches of like lengths,
+which are what the scheduler makes, fp32 and int8 (MiniLM-L6, width 768, GPT-2, Qwen3), and 0.79 to 0.93 times where
+lengths are from 5 to 120. It copies keys and values out for a decoder, and CUDA has it for 16 bits only, by its
+documentation: one graph could not serve both devices in fp32. So it stays out.
 
 What depends on where two tokens stand (a local window, a relative position bias) is a `bias` that is added to the
 scores. It is made from `Packing.columns`, so a hole in a sequence counts as the distance that it had when padded.
