@@ -17,7 +17,7 @@ from pathlib import Path
 
 from export.errors import ExportError
 from export.signals import Interrupted, interruptible
-from service.bundle import Pooling, Task
+from service.bundle import Pooling, Precision, Task
 from service.errors import StartupError
 
 
@@ -46,7 +46,8 @@ def _export(options: argparse.Namespace) -> None:
         from export.steps import export_checkpoint
     console = Console()
     path, report = export_checkpoint(**vars(options), console=console)
-    console.print(report.as_table())
+    for table in (report.as_table(), *(quality.as_table() for quality in report.quality)):
+        console.print(table)
     console.print(f"bundle: {path}", highlight=False, soft_wrap=True)
 
 
@@ -131,8 +132,30 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         choices=typing.get_args(Task),
         help="embedding: leave a classifier's head aside; default: what the checkpoint is",
     )
+    parser.add_argument(
+        "--precision",
+        dest="precisions",
+        metavar="LIST",
+        type=_precisions,
+        default=("fp32",),
+        help="one or more of fp32, int8 (for CPUs), fp16 (for CUDA), with commas between them (default: fp32)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="what int8 and fp16 may lose to fp32: 1 - cosine of any text, and twice that in rank correlation "
+        "(default: 0.01 for int8, 0.001 for fp16)",
+    )
     parser.add_argument("--force", action="store_true", help="replace a bundle of the same name and version")
     return parser.parse_args(arguments)
+
+
+def _precisions(text: str) -> tuple[Precision, ...]:
+    known = typing.get_args(Precision)
+    given = text.split(",")
+    if unknown := [name for name in given if name not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+    return tuple(given)  # type: ignore[arg-type]  # each is one of the literals
 
 
 def _silence_libraries() -> None:

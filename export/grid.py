@@ -14,6 +14,7 @@ from export.checkpoint import Subject
 from service.request import Int64Array, TokenSequence
 
 SEED = 20240607
+UNEVEN = "one long, many short"
 # Eager attention holds sequences x heads x longest^2 scores, three times over: with 12 heads one sequence of 8,192
 # tokens takes 9 GiB, and twelve with one such among them 108. At these limits it is 0.6 GiB and 0.4. Past them nothing
 # is new but the positions, which "last columns" checks.
@@ -33,7 +34,7 @@ def make_grid(subject: Subject) -> dict[str, list[TokenSequence]]:
         "ones and twos": [1, 2, 1, 1, 2],
         "primes": [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31],
         "all equal": [16] * 8,
-        "one long, many short": [3, 1, 4, 1, 5, min(longest, MAX_TOKENS_IN_COMPANY), 9, 2, 6, 5, 3, 5],
+        UNEVEN: [3, 1, 4, 1, 5, min(longest, MAX_TOKENS_IN_COMPANY), 9, 2, 6, 5, 3, 5],
     }
     grid = {
         name: [random_sequence(rng, subject, np.arange(min(size, longest))) for size in sizes]

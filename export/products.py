@@ -78,7 +78,7 @@ def collect_activations(path: Path, names: Iterable[str], batches: Sequence[Pack
     names = sorted(set(names))
     for name in names:
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    session = _open(model, path.parent)
+    session = open_beside(model, path.parent)
     every = -(-sum(batch.num_tokens for batch in batches) // _SAMPLED_ROWS)
     found: dict[str, list[Float32Array]] = {name: [] for name in names}
     axes: dict[str, int] = {}
@@ -153,7 +153,7 @@ def _describe(
     )
 
 
-def _open(model: onnx.ModelProto, weights: Path) -> ort.InferenceSession:
+def open_beside(model: onnx.ModelProto, weights: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.enable_mem_pattern = False

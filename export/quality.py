@@ -21,7 +21,7 @@ from rich.table import Table
 
 from export.errors import ExportError
 from export.texts import Probe
-from service.bundle import Task
+from service.bundle import Precision, Task
 from service.engine import Outputs
 from service.packing import PackedBatch, pack, unpack
 from service.request import Float32Array
@@ -55,10 +55,11 @@ class QualityReport:
     cosine_limit: float = MIN_COSINE
     spearman_limit: float = MIN_SPEARMAN
     company_limit: float = MAX_COMPANY_ERROR
+    precision: Precision = "int8"
 
     def as_table(self) -> Table:
         """The report for people."""
-        title = f"against fp32, on {self.num_texts} held-out texts"
+        title = f"{self.precision} against fp32, on {self.num_texts} held-out texts"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
         table.add_column("quality")
         for heading in ("found", "limit"):
@@ -75,9 +76,11 @@ def measure_quality(
     candidate: Runs,
     probes: Sequence[Probe],
     *,
+    precision: Precision = "int8",
     task: Task = "embedding",
     cosine_limit: float = MIN_COSINE,
     spearman_limit: float = MIN_SPEARMAN,
+    company_limit: float = MAX_COMPANY_ERROR,
 ) -> QualityReport:
     """Compare two engines of one model. Nothing is judged yet."""
     expected, found = _answer(reference, probes, 1), _answer(candidate, probes, 1)
@@ -85,6 +88,7 @@ def measure_quality(
     is_embedding = task == "embedding"
     cosines = _cosines(found.pooled, expected.pooled) if is_embedding else _cosines(found.means, expected.means)
     return QualityReport(
+        precision=precision,
         num_texts=len(probes),
         min_cosine=float(cosines.min()),
         mean_cosine=float(cosines.mean()),
@@ -93,6 +97,7 @@ def measure_quality(
         worst_text=probes[int(cosines.argmin())].text,
         cosine_limit=cosine_limit,
         spearman_limit=spearman_limit,
+        company_limit=company_limit,
     )
 
 
@@ -118,7 +123,9 @@ def require_quality(report: QualityReport) -> None:
     )
     for is_missed, what in misses:
         if is_missed:
-            raise ExportError(f"int8 loses too much: {what}. Leave int8 out, or give a larger --tolerance")
+            raise ExportError(
+                f"{report.precision} loses too much: {what}. Leave {report.precision} out, or give a larger --tolerance"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

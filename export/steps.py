@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,8 @@ from export.errors import ExportError
 from export.graph import PackedModel, export_graph
 from export.grid import MAX_TOKENS_IN_COMPANY, english_sequences, random_sequence
 from export.heads import Head
+from export.precision import add_precision
+from export.quality import QualityReport
 from export.sentence_transformers import choose_embedding, read_prompts
 from export.sharing import share_weights
 from export.sources import Source, open_source
@@ -33,6 +35,7 @@ from service.bundle import (
     GraphFacts,
     Manifest,
     Pooling,
+    Precision,
     Task,
     graph_file,
     write_golden,
@@ -77,18 +80,24 @@ def export_checkpoint(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     task: Task | None = None,
+    precisions: Sequence[Precision] = ("fp32",),
+    tolerance: float | None = None,
     force: bool = False,
     console: Console | None = None,
 ) -> tuple[Path, ParityReport]:
-    """Write <output>/<name>/<version>/; returns that path. Raises `ExportError` or `StartupError`."""
-    source = Source(checkpoint_path, tuple(settings), module, weights, task)
-    name = source.name if name is None else name
+    """Write <output>/<name>/<version>/; returns that path. Raises `ExportError` or `StartupError`.
+
+    `tolerance` is what the other precisions may lose to fp32 (export/precision.py).
+    """
+    origin = Source(checkpoint_path, tuple(settings), module, weights, task)
+    name = origin.name if name is None else name
     _require_safe(name, version)
+    _require_tolerance(tolerance, precisions)
     steps = Steps(console or Console(quiet=True))
     destination = output / name / version
     with new_bundle(destination, force=force) as directory:
         with steps.step("read checkpoint") as details:
-            checkpoint = open_source(source)
+            checkpoint = open_source(origin)
             head = _choose_head(checkpoint, pooling, normalize)
             details += _describe(checkpoint, head)
         with steps.step("export graph") as details:
@@ -99,15 +108,27 @@ def export_checkpoint(
                 input_size=checkpoint.input_size,
             )
             export_graph(model, directory / graph_file("fp32"))
-            share_weights([directory / graph_file("fp32")], directory / WEIGHTS)
-            details.append(f"{sum(file.stat().st_size for file in directory.iterdir()) / 2**20:.1f} MiB")
+            details.append(_size(directory))
         with steps.step("verify against PyTorch") as details:
             report = verify(checkpoint, head, directory / graph_file("fp32"))
             details.append(f"{report.fusion.fused_attention_nodes} fused attention nodes, {len(report.cases)} batches")
             details.append(f"of up to {max(case.longest for case in report.cases)} tokens a sequence")
+        golden = _make_golden(checkpoint, head)
+        graphs: dict[Precision, GraphFacts] = {"fp32": _make_facts(report)} if "fp32" in precisions else {}
+        for precision in sorted(set(precisions) - {"fp32"}):
+            with steps.step(f"make {precision}") as details:
+                source, made = directory / graph_file("fp32"), directory / graph_file(precision)
+                facts, quality = add_precision(
+                    precision, checkpoint, _task(checkpoint), source, made, golden, tolerance
+                )
+                graphs[precision] = facts
+                report = dataclasses.replace(report, quality=(*report.quality, quality))
+                details += _describe_quality(facts, quality)
         with steps.step("write bundle") as details:
-            digest = _write_rest(directory, name, checkpoint, head, report)
-            details.append(f"sha256 {digest}")
+            _keep_graphs(directory, graphs)
+            manifest = _make_manifest(name, checkpoint, head, graphs)
+            digest = _write_rest(directory, checkpoint, golden, report, manifest)
+            details += [_size(directory), f"sha256 {digest}"]
     return destination, report
 
 
@@ -129,6 +150,21 @@ def _choose_head(checkpoint: Checkpoint, pooling: Pooling | None, normalize: boo
     return checkpoint.classifier
 
 
+def _task(checkpoint: Checkpoint) -> Task:
+    return "embedding" if checkpoint.classifier is None else "classification"
+
+
+def _require_tolerance(tolerance: float | None, precisions: Sequence[Precision]) -> None:
+    if tolerance is None:
+        return
+    if not 0 < tolerance < 1:
+        raise ExportError(f"--tolerance is {tolerance}; it takes more than 0 and less than 1")
+    if set(precisions) <= {"fp32"}:
+        raise ExportError(
+            "--tolerance is what int8 or fp16 may lose; give --precision with one of them, or leave it out"
+        )
+
+
 def _describe(checkpoint: Checkpoint, head: Head) -> list[str]:
     details = [
         f"{checkpoint.family}, {checkpoint.num_layers} layers, hidden size {checkpoint.hidden_size}",
@@ -140,13 +176,36 @@ def _describe(checkpoint: Checkpoint, head: Head) -> list[str]:
     return details + ([f"left aside: {', '.join(checkpoint.unused_keys)}"] if checkpoint.unused_keys else [])
 
 
-def _write_rest(directory: Path, name: str, checkpoint: Checkpoint, head: Head, report: ParityReport) -> str:
+def _describe_quality(facts: GraphFacts, quality: QualityReport) -> list[str]:
+    details = [
+        f"smallest cosine with fp32 {quality.min_cosine:.5f}",
+        f"Spearman {quality.spearman:.5f} on {quality.num_texts} texts",
+        f"alone against company {quality.company_error:.1e}",
+    ]
+    return details + ([f"kept in fp32: {', '.join(facts.kept_in_fp32)}"] if facts.kept_in_fp32 else [])
+
+
+def _keep_graphs(directory: Path, graphs: Mapping[Precision, GraphFacts]) -> None:
+    """All weights into one file; the fp32 graph goes where it only was what the others were made from."""
+    share_weights([directory / facts.file for facts in graphs.values()], directory / WEIGHTS)
+    if "fp32" not in graphs:
+        for file in directory.glob(f"{graph_file('fp32')}*"):
+            file.unlink()
+
+
+def _size(directory: Path) -> str:
+    return f"{sum(file.stat().st_size for file in directory.iterdir()) / 2**20:.1f} MiB"
+
+
+def _write_rest(
+    directory: Path, checkpoint: Checkpoint, golden: Golden, report: ParityReport, manifest: Manifest
+) -> str:
     (directory / PARITY).write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     (directory / TOKENIZER).mkdir()
     for file in checkpoint.tokenizer_files:
         shutil.copyfile(file, directory / TOKENIZER / file.name)
-    write_golden(directory / GOLDEN, _make_golden(checkpoint, head))
-    return write_manifest(directory, _make_manifest(name, checkpoint, head, report))
+    write_golden(directory / GOLDEN, golden)
+    return write_manifest(directory, manifest)
 
 
 def _make_golden(checkpoint: Checkpoint, head: Head) -> Golden:
@@ -164,12 +223,12 @@ def _make_golden(checkpoint: Checkpoint, head: Head) -> Golden:
     return Golden(tuple(sequences), answer.tokens, answer.pooled)
 
 
-def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: ParityReport) -> Manifest:
+def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, graphs: dict[Precision, GraphFacts]) -> Manifest:
     prompts, default_prompt = read_prompts(checkpoint)
     return Manifest(
         name=name,
         family=checkpoint.family,
-        task="embedding" if checkpoint.classifier is None else "classification",
+        task=_task(checkpoint),
         input="embeddings" if checkpoint.input_size else "token_ids",
         input_size=checkpoint.input_size,
         hidden_size=checkpoint.hidden_size,
@@ -185,7 +244,7 @@ def _make_manifest(name: str, checkpoint: Checkpoint, head: Head, report: Parity
         labels=[] if checkpoint.classifier is None else checkpoint.classifier.labels,
         prompts=prompts,
         default_prompt=default_prompt,
-        graphs={"fp32": _make_facts(report)},
+        graphs=graphs,
         # Asked of the modules: onnxruntime is installed under several names.
         versions={package: str(import_module(package).__version__) for package in _PACKAGES},
     )

@@ -27,8 +27,9 @@ from torch import Tensor
 from export.checkpoint import Subject
 from export.errors import ExportError
 from export.graph import OPSET, check_graph, count_fused, write_poisoned
-from export.grid import MAX_TOKENS_ALONE, SEED, make_grid
+from export.grid import MAX_TOKENS_ALONE, SEED, UNEVEN, make_grid
 from export.heads import Head
+from export.quality import QualityReport
 from export.worst import describe_worst
 from service.engine import Engine, write_optimized
 from service.packing import PackedBatch, pack
@@ -74,13 +75,17 @@ class CaseParity:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """What verification found, with the limits it was held to. Saved as parity.json."""
+    """What verification found, with the limits it was held to. Saved as parity.json.
+
+    `quality` is of the precisions that were made from the verified graph.
+    """
 
     cases: tuple[CaseParity, ...]
     fusion: Fusion
     max_error: float = MAX_ERROR
     min_cosine: float = MIN_COSINE
     max_company_error: float = MAX_COMPANY_ERROR
+    quality: tuple[QualityReport, ...] = ()
 
     def as_table(self) -> Table:
         """The report for people; narrow enough for 80 columns."""
@@ -112,7 +117,7 @@ def verify(subject: Subject, head: Head, graph: Path) -> ParityReport:
     grid = make_grid(subject)
     report = ParityReport(tuple(_compare(name, subject, head, engine, batch) for name, batch in grid.items()), facts)
     _check(report, lambda name, rows: _show(subject, head, engine, grid[name], rows))
-    uneven = pack(grid["one long, many short"])
+    uneven = pack(grid[UNEVEN])
     _check_unused_slots(engine, uneven)
     verify_isolation(graph, uneven, has_token_types=has_token_types)
     return report
