@@ -11,6 +11,8 @@ from export.modules import read_module
 from export.state_dicts import is_state_dict, read_state_dict
 from service.bundle import Task
 
+_NOTHING = "nothing to export; give a CHECKPOINT or --module"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -26,7 +28,7 @@ class Source:
     def name(self) -> str:
         """The model's, where none is given. Raises `ExportError` where nothing suggests itself."""
         if self.path is None:
-            raise ExportError("a module has no name of its own to go by; give --name")
+            raise ExportError("a module has no name of its own to go by; give --name" if self.module else _NOTHING)
         real = Path(os.path.realpath(self.path))  # not Path.resolve: it raises RuntimeError where links go in circles
         return real.stem if real.is_file() else real.name
 
@@ -47,7 +49,7 @@ def _open(source: Source) -> Checkpoint:
     if source.weights is not None:
         raise ExportError("--weights is for --module; give the file in place of CHECKPOINT")
     if source.path is None:
-        raise ExportError("nothing to export; give a CHECKPOINT or --module")
+        raise ExportError(_NOTHING)
     if source.path.is_file():
         return read_state_dict(source.path, parse_settings(source.settings))
     if source.settings:

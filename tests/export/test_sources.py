@@ -53,6 +53,11 @@ def test_a_module_needs_a_name() -> None:
         _ = Source(None, module="mine:build").name
 
 
+def test_nothing_at_all_is_not_asked_for_a_name() -> None:
+    with pytest.raises(ExportError, match="nothing to export; give a CHECKPOINT or --module"):
+        _ = Source(None).name
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
