@@ -251,8 +251,10 @@ def _check_ranges(manifest: Manifest) -> None:
     for name in ("hidden_size", "output_size", "num_layers", "num_heads", "max_sequence_tokens", kind_of_input):
         if not 1 <= getattr(manifest, name) < 2**31:
             raise ValueError(f"{name} is {getattr(manifest, name)}; it takes 1 and more")
-    if manifest.input == "token_ids" and manifest.input_size:
-        raise ValueError(f"input_size is {manifest.input_size} for a model of token ids; it takes 0")
+    unused = ("input_size",) if manifest.input == "token_ids" else ("vocab_size", "type_vocab_size", "pad_token_id")
+    for name in unused:
+        if getattr(manifest, name):
+            raise ValueError(f"{name} is {getattr(manifest, name)} for a model of {manifest.input}; it takes 0")
     if not (0 <= manifest.type_vocab_size < 2**31 and 0 <= manifest.pad_token_id < 2**31):
         raise ValueError("type_vocab_size or pad_token_id is below 0")
     if not manifest.graphs:

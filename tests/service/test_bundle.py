@@ -349,6 +349,20 @@ def test_a_manifest_with_a_number_that_no_model_has_is_refused(bundle: Path, nam
     assert name in refusal(bundle)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_size": 4}, "input_size is 4 for a model of token_ids; it takes 0"),
+        ({"input": "embeddings", "input_size": 0, "vocab_size": 0}, "input_size is 0; it takes 1 and more"),
+        ({"input": "embeddings", "input_size": 4, "vocab_size": 9}, "vocab_size is 9 for a model of embeddings"),
+    ],
+)
+def test_a_manifest_of_ids_and_vectors_at_once_is_refused(bundle: Path, changes: dict[str, Any], message: str) -> None:
+    edit_manifest(bundle, lambda content: content.update(changes))
+
+    assert message in refusal(bundle)
+
+
 def test_a_manifest_nested_without_end_is_refused(bundle: Path) -> None:
     (bundle / MANIFEST).write_text("[" * 200_000)
     assert f"{MANIFEST} cannot be read" in refusal(bundle)
