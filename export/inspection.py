@@ -102,8 +102,18 @@ class Inspection:
         if facts.kept_in_fp32:
             yield f"  in fp32  {len(facts.kept_in_fp32)}: {', '.join(facts.kept_in_fp32)}"
 
-    def _describe_parity(self) -> list[str]:
-        return [line for name, report in _reports("parity", self.parity) for line in _describe_report(name, report)]
+    def _describe_parity(self) -> Iterator[str]:
+        """Of fp32's batches the worst one, quantity by quantity; and what other precisions lose on text."""
+        limits = {key: value for key, value in self.parity.items() if isinstance(value, float)}
+        yield f"parity     against PyTorch, {_list_numbers(limits)}"
+        for key in ("token_error", "pooled_error", "token_cosine", "pooled_cosine", "company_error"):
+            is_cosine = key.endswith("_cosine")
+            worst = (min if is_cosine else max)(self.parity["cases"], key=lambda case: case[key])
+            value = f"1 - {1 - worst[key]:.2g}" if is_cosine else f"{worst[key]:.2g}"
+            yield f"  {key.replace('_', ' '):<14} {value} at worst, in batch {worst['name']!r}"
+        for report in self.parity["quality"]:
+            numbers = {key: value for key, value in report.items() if isinstance(value, float)}
+            yield f"  {report['precision']:<14} against fp32 on {report['num_texts']} texts, {_list_numbers(numbers)}"
 
     def _describe_files(self) -> list[str]:
         lines = [f"{self._sha256(name)} {_readable(size):>10}  {name}" for name, size in self.sizes.items()]
@@ -116,10 +126,11 @@ def inspect_bundle(path: Path) -> Inspection:
     graphs = {precision: _read_graph(bundle.graph_path(precision)) for precision in bundle.manifest.graphs}
     sizes = {name: (path / name).stat().st_size for name in (MANIFEST, *bundle.manifest.files)}
     try:
-        parity = json.loads((path / PARITY).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{path / PARITY}: cannot be read ({error}); export the bundle again") from None
-    return Inspection(bundle, graphs, sizes, parity)
+        inspection = Inspection(bundle, graphs, sizes, json.loads((path / PARITY).read_bytes()))
+        inspection.as_text()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExportError(f"{path / PARITY}: no report of parity ({error!r}); export the bundle again") from None
+    return inspection
 
 
 def _read_graph(path: Path) -> GraphContents:
@@ -136,27 +147,8 @@ def _read_graph(path: Path) -> GraphContents:
     return GraphContents(dict(operators.most_common()), sum(count for _, count in weights), dict(sizes.most_common()))
 
 
-def _reports(name: str, content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object in parity.json that has numbers of its own, under its key."""
-    if not isinstance(content, dict):
-        return
-    if any(isinstance(value, float) for value in content.values()):
-        yield name, content
-    for key, value in content.items():
-        yield from _reports(key, value)
-
-
-def _describe_report(name: str, report: dict[str, Any]) -> Iterator[str]:
-    """Its numbers, limits among them; and of its cases the worst one, quantity by quantity."""
-    own = [f"{key} {value:.6g}" for key, value in report.items() if isinstance(value, int | float)]
-    yield f"{name:<10} {', '.join(own)}"
-    cases = report.get("cases") or []
-    for key in cases[0] if cases else ():
-        if key.endswith(("_error", "_cosine")):
-            is_cosine = key.endswith("_cosine")
-            worst = (min if is_cosine else max)(cases, key=lambda case: case[key])
-            value = f"1 - {1 - worst[key]:.2g}" if is_cosine else f"{worst[key]:.2g}"
-            yield f"  {key.replace('_', ' '):<14} {value} at worst, in batch {worst['name']!r}"
+def _list_numbers(numbers: dict[str, float]) -> str:
+    return ", ".join(f"{name} {number:.6g}" for name, number in numbers.items())
 
 
 def _list_counts(counts: dict[str, int]) -> str:

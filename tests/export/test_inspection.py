@@ -72,6 +72,18 @@ def test_the_worst_of_parity_is_told(inspection: Inspection, tiny_bundle: Path) 
     assert "max_error 1e-05, min_cosine 0.99999" in text
 
 
+def test_what_another_precision_loses_is_told(bundle: Path) -> None:
+    parity = json.loads((bundle / "parity.json").read_text())
+    quality = {"precision": "int8", "num_texts": 200, "min_cosine": 0.9976, "worst_text": "a\nb", "cosine_limit": 0.99}
+    (bundle / "parity.json").write_text(json.dumps(parity | {"quality": [quality]}))
+    manifest = json.loads((bundle / "model.json").read_text())
+    manifest["files"]["parity.json"] = sha256((bundle / "parity.json").read_bytes()).hexdigest()
+    (bundle / "model.json").write_text(json.dumps(manifest))
+
+    line = "  int8           against fp32 on 200 texts, min_cosine 0.9976, cosine_limit 0.99"
+    assert line in inspect_bundle(bundle).as_text().splitlines()
+
+
 def test_every_file_is_listed_with_size_and_sha256(inspection: Inspection, tiny_bundle: Path) -> None:
     files = json.loads(inspection.as_json())["files"]
 
@@ -158,13 +170,20 @@ def _record_a_report_that_is_none(bundle: Path) -> None:
     write_manifest(bundle, manifest)
 
 
+def _record_a_report_without_cases(bundle: Path) -> None:
+    manifest = read_bundle(bundle).manifest
+    (bundle / "parity.json").write_text("{}")
+    write_manifest(bundle, manifest)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (_change_a_weight, "model.onnx.data: sha256 is "),
         (_remove_manifest, "no readable model.json"),
         (_record_a_graph_that_is_none, "model.fp32.onnx: not an ONNX graph; export the bundle again"),
-        (_record_a_report_that_is_none, "parity.json: cannot be read"),
+        (_record_a_report_that_is_none, "parity.json: no report of parity (JSONDecodeError("),
+        (_record_a_report_without_cases, "parity.json: no report of parity (KeyError("),
         (shutil.rmtree, "no readable model.json"),
     ],
 )
