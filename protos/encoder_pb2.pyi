@@ -28,7 +28,7 @@ class _OutputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Output.ValueTy
     OUTPUT_UNSPECIFIED: _Output.ValueType  # 0
     """The same as OUTPUT_POOLED."""
     OUTPUT_POOLED: _Output.ValueType  # 1
-    """One vector per sequence."""
+    """One vector per sequence; of a classifier its logits."""
     OUTPUT_TOKENS: _Output.ValueType  # 2
     """One vector per token."""
     OUTPUT_POOLED_AND_TOKENS: _Output.ValueType  # 3
@@ -40,7 +40,7 @@ class Output(_Output, metaclass=_OutputEnumTypeWrapper):
 OUTPUT_UNSPECIFIED: Output.ValueType  # 0
 """The same as OUTPUT_POOLED."""
 OUTPUT_POOLED: Output.ValueType  # 1
-"""One vector per sequence."""
+"""One vector per sequence; of a classifier its logits."""
 OUTPUT_TOKENS: Output.ValueType  # 2
 """One vector per token."""
 OUTPUT_POOLED_AND_TOKENS: Output.ValueType  # 3
@@ -100,7 +100,7 @@ class EncodeRequest(_message.Message):
     """Component type of the vectors."""
     dimensions: _builtins.int
     """Keep this many leading components of each pooled vector and scale it back to length 1. 0: all, as the model gives
-    them. Per-token vectors keep their width.
+    them. Per-token vectors keep their width. A classifier takes only 0.
     """
     embeddings: _builtins.bytes
     """For a model of vectors, in place of token_ids: T x input_size little-endian float32, all finite, all sequences back
@@ -176,7 +176,9 @@ class EncodeResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     pooled: _builtins.bytes
-    """B x dimensions components, row after row; empty unless asked for."""
+    """B x dimensions components, row after row; empty unless asked for. Of a classifier they are its logits, as the model
+    gives them: one for each of GetModelResponse.labels.
+    """
     tokens: _builtins.bytes
     """T x hidden_size components, in the order of the request's tokens; empty unless asked for."""
     dimensions: _builtins.int
@@ -339,6 +341,26 @@ class GetModelResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
@@ -353,12 +375,17 @@ class GetModelResponse(_message.Message):
     BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     INPUT_SIZE_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    OUTPUT_SIZE_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name."""
     version: _builtins.str
     """The version described."""
     hidden_size: _builtins.int
-    """Width of pooled and per-token vectors."""
+    """Width of per-token vectors."""
     vocab_size: _builtins.int
     """Token ids run from 0 to this, exclusive; 0 for a model of vectors."""
     type_vocab_size: _builtins.int
@@ -366,7 +393,7 @@ class GetModelResponse(_message.Message):
     pad_token_id: _builtins.int
     """The id that the tokenizer pads with. Padding need not be sent."""
     pooling: _builtins.str
-    """mean, cls, last or max."""
+    """mean, cls, last, max or mean_sqrt_len: how the rows of a sequence become one."""
     normalized: _builtins.bool
     """Whether pooled vectors have length 1."""
     precision: _builtins.str
@@ -379,9 +406,23 @@ class GetModelResponse(_message.Message):
     """What it is fed with: token_ids or embeddings."""
     input_size: _builtins.int
     """Components in a vector of embeddings; 0 for a model of token ids."""
+    task: _builtins.str
+    """embedding or classification."""
+    output_size: _builtins.int
+    """Width of pooled vectors: of embeddings, or the number of labels."""
+    default_prompt: _builtins.str
+    """The name of the prompt to use where a client names none; empty: no prompt."""
     @_builtins.property
     def limits(self) -> Global___Limits:
         """What a request may hold."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A classifier's labels, in the order of its logits; empty for embeddings."""
+
+    @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Texts that the model was trained to see before a client's own, by name. Put there before the text is made tokens."""
 
     def __init__(
         self,
@@ -400,10 +441,15 @@ class GetModelResponse(_message.Message):
         bundle_digest: _builtins.str = ...,
         input: _builtins.str = ...,
         input_size: _builtins.int = ...,
+        task: _builtins.str = ...,
+        output_size: _builtins.int = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_prompt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_digest", b"bundle_digest", "execution_provider", b"execution_provider", "hidden_size", b"hidden_size", "input", b"input", "input_size", b"input_size", "limits", b"limits", "model", b"model", "normalized", b"normalized", "pad_token_id", b"pad_token_id", "pooling", b"pooling", "precision", b"precision", "type_vocab_size", b"type_vocab_size", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_digest", b"bundle_digest", "default_prompt", b"default_prompt", "execution_provider", b"execution_provider", "hidden_size", b"hidden_size", "input", b"input", "input_size", b"input_size", "labels", b"labels", "limits", b"limits", "model", b"model", "normalized", b"normalized", "output_size", b"output_size", "pad_token_id", b"pad_token_id", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "task", b"task", "type_vocab_size", b"type_vocab_size", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,10 +118,12 @@ def _limits(manifest: Manifest, settings: Settings) -> Limits:
         vocab_size=manifest.vocab_size,
         type_vocab_size=manifest.type_vocab_size,
         hidden_size=manifest.hidden_size,
+        output_size=manifest.output_size,
         max_sequence_tokens=min(manifest.max_sequence_tokens, max_request_tokens),
         max_request_sequences=settings.max_request_sequences,
         max_request_tokens=max_request_tokens,
         max_request_bytes=settings.max_request_bytes,
         max_message_bytes=settings.max_message_bytes,
         input_size=manifest.input_size,
+        is_classifier=manifest.task == "classification",
     )

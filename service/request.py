@@ -23,6 +23,7 @@ class Limits:
     vocab_size: int
     type_vocab_size: int
     hidden_size: int
+    output_size: int
     max_sequence_tokens: int
     max_request_sequences: int
     max_request_tokens: int
@@ -30,6 +31,8 @@ class Limits:
     max_message_bytes: int
     # Of a vector, in a model that is fed with vectors in place of token ids; 0 in others.
     input_size: int = 0
+    # Whether what a sequence is answered with are logits.
+    is_classifier: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +62,7 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """What the engine made of one sequence: `pooled` (E,) and, where asked for, `tokens` (L, E)."""
+    """What the engine made of one sequence: `pooled` (output_size,) and, where asked for, `tokens` (L, E)."""
 
     pooled: Float32Array
     tokens: Float32Array | None

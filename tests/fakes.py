@@ -5,6 +5,7 @@ positions or the order of sequences are mixed up.
 """
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ LIMITS = Limits(
     vocab_size=1000,
     type_vocab_size=2,
     hidden_size=HIDDEN_SIZE,
+    output_size=HIDDEN_SIZE,
     max_sequence_tokens=16,
     max_request_sequences=8,
     max_request_tokens=64,
@@ -121,6 +123,21 @@ class FakeBatcher:
 def fake_model(batcher: FakeBatcher, *, name: str = "fake", version: str = "1", limits: Limits = LIMITS) -> Model:
     """A model as the repository holds it, with a fake for a batcher."""
     return Model(name, version, MANIFEST, "d" * 64, "FakeExecutionProvider", "fp32", limits, cast("Batcher", batcher))
+
+
+LABELS = ["a", "b", "c", "d", "e", "f"]
+
+
+def fake_classifier(batcher: FakeBatcher, *, version: str = "1") -> Model:
+    """The same, with what it answers called the logits of six labels; it has prompts, too."""
+    limits = dataclasses.replace(LIMITS, output_size=len(LABELS), is_classifier=True)
+    prompts = {"query": "query: "}
+    manifest = dataclasses.replace(
+        MANIFEST, task="classification", labels=LABELS, prompts=prompts, default_prompt="query"
+    )
+    return dataclasses.replace(
+        fake_model(batcher, name="classifier", version=version, limits=limits), manifest=manifest
+    )
 
 
 def fake_repository(*models: Model, loading: Sequence[tuple[str, int]] = ()) -> Repository:

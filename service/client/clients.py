@@ -36,7 +36,7 @@ from protos.encoder_pb2 import (
     Output,
 )
 from protos.encoder_pb2_grpc import EncoderServiceStub
-from service.client.plan import CallOptions, Float32Array, Plan, Sequences
+from service.client.plan import CallOptions, Float32Array, Plan, Sequences, Task
 
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
@@ -88,8 +88,13 @@ class EncoderClient:
         return described
 
     def encode(self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]) -> Float32Array:
-        """One vector for each sequence, token ids (L,) or vectors (L, input_size): (n, dimensions or hidden_size)."""
-        plan, responses = self._run(sequences, OUTPUT_POOLED, dimensions, options)
+        """One vector for each sequence, token ids (L,) or vectors (L, input_size): (n, dimensions or output_size)."""
+        plan, responses = self._run(sequences, OUTPUT_POOLED, dimensions, options, "embedding")
+        return plan.pooled(responses)
+
+    def classify(self, sequences: Sequences, **options: Unpack[CallOptions]) -> Float32Array:
+        """A classifier's logits, as the model gives them: (n, labels), in the order of `model().labels`."""
+        plan, responses = self._run(sequences, OUTPUT_POOLED, 0, options, "classification")
         return plan.pooled(responses)
 
     def encode_tokens(self, sequences: Sequences, **options: Unpack[CallOptions]) -> list[Float32Array]:
@@ -108,14 +113,19 @@ class EncoderClient:
         self.close()
 
     def _run(
-        self, sequences: Sequences, output: Output.ValueType, dimensions: int, options: CallOptions
+        self,
+        sequences: Sequences,
+        output: Output.ValueType,
+        dimensions: int,
+        options: CallOptions,
+        task: Task | None = None,
     ) -> tuple[Plan, list[EncodeResponse]]:
         remaining = _countdown(options.get("timeout"))
         key = (options.get("model", ""), options.get("version", ""))
         described = self.model(*key, timeout=remaining())
         is_current = False
         try:
-            plan = Plan(described, sequences, output, dimensions, options)
+            plan = Plan(described, sequences, output, dimensions, options, task)
             responses = self._send(plan, remaining)
             is_current = plan.is_described(responses)
             return plan, responses
@@ -168,8 +178,13 @@ class AsyncEncoderClient:
     async def encode(
         self, sequences: Sequences, *, dimensions: int = 0, **options: Unpack[CallOptions]
     ) -> Float32Array:
-        """One vector for each sequence, token ids (L,) or vectors (L, input_size): (n, dimensions or hidden_size)."""
-        plan, responses = await self._run(sequences, OUTPUT_POOLED, dimensions, options)
+        """One vector for each sequence, token ids (L,) or vectors (L, input_size): (n, dimensions or output_size)."""
+        plan, responses = await self._run(sequences, OUTPUT_POOLED, dimensions, options, "embedding")
+        return plan.pooled(responses)
+
+    async def classify(self, sequences: Sequences, **options: Unpack[CallOptions]) -> Float32Array:
+        """A classifier's logits, as the model gives them: (n, labels), in the order of `model().labels`."""
+        plan, responses = await self._run(sequences, OUTPUT_POOLED, 0, options, "classification")
         return plan.pooled(responses)
 
     async def encode_tokens(self, sequences: Sequences, **options: Unpack[CallOptions]) -> list[Float32Array]:
@@ -188,14 +203,19 @@ class AsyncEncoderClient:
         await self.close()
 
     async def _run(
-        self, sequences: Sequences, output: Output.ValueType, dimensions: int, options: CallOptions
+        self,
+        sequences: Sequences,
+        output: Output.ValueType,
+        dimensions: int,
+        options: CallOptions,
+        task: Task | None = None,
     ) -> tuple[Plan, list[EncodeResponse]]:
         remaining = _countdown(options.get("timeout"))
         key = (options.get("model", ""), options.get("version", ""))
         described = await self.model(*key, timeout=remaining())
         is_current = False
         try:
-            plan = Plan(described, sequences, output, dimensions, options)
+            plan = Plan(described, sequences, output, dimensions, options, task)
             responses = await self._send(plan, remaining)
             is_current = plan.is_described(responses)
             return plan, responses

@@ -32,6 +32,7 @@ _ENVELOPE_BYTES = 1024
 _LENGTH_BYTES = 5
 
 Sequences = Sequence[ArrayLike]
+Task = Literal["embedding", "classification"]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 
@@ -60,11 +61,14 @@ class Plan:
         output: Output.ValueType,
         dimensions: int,
         options: CallOptions,
+        task: Task | None = None,
     ) -> None:
         if unknown := options.keys() - CallOptions.__annotations__.keys():
             raise TypeError(
                 f"no option {', '.join(sorted(unknown))}; there are {', '.join(CallOptions.__annotations__)}"
             )
+        if task is not None:
+            _require_task(described, task)
         self._options = options
         self._output = output
         self._dimensions = dimensions
@@ -93,7 +97,7 @@ class Plan:
         )
 
     def pooled(self, responses: Sequence[EncodeResponse]) -> Float32Array:
-        """(n, dimensions). Raises `RuntimeError` where the answers are not those of one model to this call."""
+        """(n, dimensions or output_size). Raises `RuntimeError` where the answers are not of one model to this call."""
         _check_versions(responses)
         width = _one_width([response.dimensions for response in responses], self._width)
         if self._dimensions and width != self._dimensions:
@@ -118,7 +122,9 @@ class Plan:
     def _width(self) -> int:
         """Of a vector, by the description."""
         hidden_size: int = self._described.hidden_size
-        return hidden_size if self._output == OUTPUT_TOKENS else self._dimensions or hidden_size
+        if self._output == OUTPUT_TOKENS:
+            return hidden_size
+        return self._dimensions or self._described.output_size or hidden_size  # older servers have no output_size
 
     def _join(self, chunks: Sequence[bytes], num_rows: Sequence[int], width: int) -> Float32Array:
         component = np.dtype("<f2" if self._is_half else "<f4")
@@ -206,6 +212,13 @@ def _flatten_ids(name: str, sequences: Sequences) -> tuple[NDArray[np.int32], In
     if flat.size and (flat.min() < 0 or flat.max() > np.iinfo(np.int32).max):
         raise ValueError(f"{name}: ids from {flat.min()} to {flat.max()}; they go from 0 to {np.iinfo(np.int32).max}")
     return flat.astype("<i4"), np.array([array.size for array in arrays], np.int64)
+
+
+def _require_task(described: GetModelResponse, task: Task) -> None:
+    """Logits are not to be compared as embeddings are, nor embeddings to be read as scores."""
+    if (found := described.task or "embedding") != task:  # older servers have embeddings alone
+        instead = {"embedding": "encode", "classification": "classify"}.get(found, "a newer client")
+        raise ValueError(f"model {described.model!r} is for {found}, not {task}; use {instead}")
 
 
 def _is_half(vector_type: str) -> bool:

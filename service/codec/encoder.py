@@ -67,7 +67,7 @@ def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, de
 
 
 def encode_response(
-    message: EncodeRequest, request: Request, *, hidden_size: int, version: str, now: float
+    message: EncodeRequest, request: Request, limits: Limits, *, version: str, now: float
 ) -> EncodeResponse:
     """The answer to `message`, whose `request` is done. Raises `InvalidRequestError` where float16 cannot hold it."""
     encodings = cast("list[Encoding]", request.encodings)  # the batcher has settled the request, so none is None
@@ -75,8 +75,8 @@ def encode_response(
     return EncodeResponse(
         pooled=_pooled_bytes(encodings, message.dimensions, dtype) if message.output in POOLED_OUTPUTS else b"",
         tokens=_token_bytes(encodings, dtype) if message.output in TOKEN_OUTPUTS else b"",
-        dimensions=message.dimensions or hidden_size,
-        hidden_size=hidden_size,
+        dimensions=message.dimensions or limits.output_size,
+        hidden_size=limits.hidden_size,
         vector_type=message.vector_type or VECTOR_TYPE_FLOAT32,
         num_tokens=request.num_tokens,
         timings=_timings(request, now),
@@ -91,12 +91,14 @@ def _check_options(message: EncodeRequest, limits: Limits) -> None:
         raise InvalidRequestError(
             f"vector_type is {message.vector_type}; it takes one of {', '.join(VectorType.keys())}"
         )
-    if message.dimensions > limits.hidden_size:
-        raise InvalidRequestError(f"dimensions is {message.dimensions}; the model has {limits.hidden_size}")
+    if message.dimensions and limits.is_classifier:
+        raise InvalidRequestError(f"dimensions is {message.dimensions}; a classifier's logits are only given whole")
+    if message.dimensions > limits.output_size:
+        raise InvalidRequestError(f"dimensions is {message.dimensions}; the model has {limits.output_size}")
 
 
 def _answer_bytes(message: EncodeRequest, num_sequences: int, num_tokens: int, limits: Limits) -> int:
-    pooled = num_sequences * (message.dimensions or limits.hidden_size) if message.output in POOLED_OUTPUTS else 0
+    pooled = num_sequences * (message.dimensions or limits.output_size) if message.output in POOLED_OUTPUTS else 0
     tokens = num_tokens * limits.hidden_size if message.output in TOKEN_OUTPUTS else 0
     return (pooled + tokens) * VECTOR_TYPES[message.vector_type].itemsize + ENVELOPE_BYTES
 
@@ -168,7 +170,7 @@ def _locator(lengths: Sequence[int]) -> Locate:
 
 
 def _pooled_bytes(encodings: list[Encoding], dimensions: int, dtype: np.dtype[np.floating]) -> bytes:
-    rows = np.concatenate([encoding.pooled for encoding in encodings]).reshape(len(encodings), -1)  # (B, E)
+    rows = np.concatenate([encoding.pooled for encoding in encodings]).reshape(len(encodings), -1)  # (B, N)
     return _to_bytes(_truncate(rows, dimensions) if dimensions else rows, dtype)
 
 

@@ -7,6 +7,7 @@ What the protocol leaves open:
   times the limit on tokens. Width alone is not: tokenizers pad to a length of their own, 512 for a model of 256.
 - What the mask takes out is dropped unread: tokenizers pad with -1 and -100 too, and nothing will look at them.
 - A request that names no output gets all of them, as in Triton; name `sentence_embedding` to spare the rest.
+- A classifier has `logits` in place of `sentence_embedding`, so that neither is taken for the other.
 - Answers are always raw, one entry per output: clients of the protocol read nothing else.
 - `timeout` (microseconds) shortens the call's deadline. `sequence_*`, `shared_memory_*` and `classification` would
   change the answer and are refused; every other parameter is ignored, as the protocol asks.
@@ -45,7 +46,7 @@ from service.codec.sequences import (
 from service.errors import InvalidRequestError
 from service.request import Encoding, Float32Array, Limits, Request, TokenSequence
 
-SENTENCE, TOKENS = OUTPUTS = ("sentence_embedding", "last_hidden_state")
+SENTENCE, LOGITS, TOKENS = "sentence_embedding", "logits", "last_hidden_state"
 
 # Everything in an answer but its vectors and the request's id: names, shapes, tags, version.
 ENVELOPE_BYTES = 1024
@@ -63,12 +64,17 @@ class InferCall:
     is_real: NDArray[np.bool_]
 
 
+def output_names(limits: Limits) -> tuple[str, ...]:
+    """What a model can be asked for: one row for each sequence, and one for each token."""
+    return (LOGITS if limits.is_classifier else SENTENCE, TOKENS)
+
+
 def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, deadline: float | None) -> InferCall:
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
     _check_numbers(message, limits)
     refuse_parameters("the request", message.parameters)
     deadline = _earlier(deadline, _timeout_seconds(message.parameters), arrival)
-    outputs = _outputs(message.outputs)
+    outputs = _outputs(message.outputs, output_names(limits))
     shape = read_shape(message.inputs, limits)
     _check_rectangle(shape, limits)
     check_answer(_answer_bytes(message, outputs, shape, limits), limits)
@@ -97,7 +103,7 @@ def encode_infer(call: InferCall, *, request_id: str, model: str, version: str) 
     encodings = cast("list[Encoding]", call.request.encodings)  # the batcher has settled the request
     response = ModelInferResponse(model_name=model, model_version=version, id=request_id)
     for name in call.outputs:
-        tensor = _sentence_embedding(encodings) if name == SENTENCE else _last_hidden_state(encodings, call.is_real)
+        tensor = _last_hidden_state(encodings, call.is_real) if name == TOKENS else _pooled(encodings)
         response.outputs.add(name=name, datatype="FP32", shape=tensor.shape)
         response.raw_output_contents.append(tensor.astype("<f4", copy=False).tobytes())
     return response
@@ -107,7 +113,7 @@ def _check_numbers(message: ModelInferRequest, limits: Limits) -> None:
     """Before anything is looked through: a message of millions of empty parts must not hold everybody up."""
     for name, count, most in (
         ("inputs", len(message.inputs), len(input_names(limits))),
-        ("outputs", len(message.outputs), len(OUTPUTS)),
+        ("outputs", len(message.outputs), len(output_names(limits))),
     ):
         if count > most:
             raise InvalidRequestError(f"the request has {count} {name}; the limit is {most}")
@@ -132,16 +138,18 @@ def _earlier(deadline: float | None, timeout_seconds: float | None, arrival: flo
     return min(arrival + timeout_seconds, math.inf if deadline is None else deadline)
 
 
-def _outputs(requested: Iterable[ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
+def _outputs(
+    requested: Iterable[ModelInferRequest.InferRequestedOutputTensor], known: tuple[str, ...]
+) -> tuple[str, ...]:
     names: list[str] = []
     for output in requested:
-        if output.name not in OUTPUTS:
-            raise InvalidRequestError(f"no output {output.name[:64]!r}; the model has {', '.join(OUTPUTS)}")
+        if output.name not in known:
+            raise InvalidRequestError(f"no output {output.name[:64]!r}; the model has {', '.join(known)}")
         if output.name in names:
             raise InvalidRequestError(f"output {output.name!r} is requested twice")
         refuse_parameters(f"output {output.name!r}", output.parameters)
         names.append(output.name)
-    return tuple(names) or OUTPUTS
+    return tuple(names) or known
 
 
 def _check_rectangle(shape: tuple[int, int], limits: Limits) -> None:
@@ -181,13 +189,15 @@ def _token_types(
     return check_ids(TYPES, types[is_real], token_type_bound(limits), locate)
 
 
-def _answer_bytes(message: ModelInferRequest, outputs: tuple[str, ...], shape: tuple[int, ...], limits: Limits) -> int:
-    vectors = (SENTENCE in outputs) * shape[0] + (TOKENS in outputs) * shape[0] * shape[1]
-    return vectors * limits.hidden_size * 4 + len(message.id.encode()) + ENVELOPE_BYTES
+def _answer_bytes(message: ModelInferRequest, outputs: tuple[str, ...], shape: tuple[int, int], limits: Limits) -> int:
+    rows, columns = shape
+    pooled = rows * limits.output_size if outputs != (TOKENS,) else 0
+    tokens = rows * columns * limits.hidden_size if TOKENS in outputs else 0
+    return (pooled + tokens) * 4 + len(message.id.encode()) + ENVELOPE_BYTES
 
 
-def _sentence_embedding(encodings: list[Encoding]) -> Float32Array:
-    return np.concatenate([encoding.pooled for encoding in encodings]).reshape(len(encodings), -1)  # (B, E)
+def _pooled(encodings: list[Encoding]) -> Float32Array:
+    return np.concatenate([encoding.pooled for encoding in encodings]).reshape(len(encodings), -1)  # (B, N)
 
 
 def _last_hidden_state(encodings: list[Encoding], is_real: NDArray[np.bool_]) -> Float32Array:

@@ -63,6 +63,11 @@ class EncoderServicer(EncoderServiceServicer):
             bundle_digest=model.digest,
             input=model.manifest.input,
             input_size=model.limits.input_size,
+            task=model.manifest.task,
+            output_size=model.limits.output_size,
+            labels=model.manifest.labels,
+            prompts=model.manifest.prompts,
+            default_prompt=model.manifest.default_prompt,
         )
 
     async def _encode(self, message: pb.EncodeRequest, call: Call) -> pb.EncodeResponse:
@@ -70,9 +75,7 @@ class EncoderServicer(EncoderServiceServicer):
         model = self._repository.get(message.model, message.version)
         request = decode_request(message, model.limits, arrival=arrival, deadline=deadline)
         await model.batcher.submit(request)
-        return encode_response(
-            message, request, hidden_size=model.limits.hidden_size, version=model.version, now=time.monotonic()
-        )
+        return encode_response(message, request, model.limits, version=model.version, now=time.monotonic())
 
 
 def _limits(limits: Limits) -> pb.Limits:

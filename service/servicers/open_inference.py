@@ -13,7 +13,7 @@ from grpc.aio import ServicerContext
 from protos import open_inference_pb2 as pb
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceServicer
 from service.codec.infer_inputs import TYPES, VECTORS, input_names
-from service.codec.open_inference import SENTENCE, TOKENS, decode_infer, encode_infer
+from service.codec.open_inference import decode_infer, encode_infer, output_names
 from service.repository import Repository
 from service.request import Limits
 from service.servicers.call import arrival_and_deadline
@@ -80,9 +80,10 @@ def _inputs(limits: Limits) -> Sequence[_Tensor]:
 
 
 def _outputs(limits: Limits) -> Sequence[_Tensor]:
+    pooled, tokens = output_names(limits)
     return [
-        _Tensor(name=SENTENCE, datatype="FP32", shape=[-1, limits.hidden_size]),
-        _Tensor(name=TOKENS, datatype="FP32", shape=[-1, -1, limits.hidden_size]),
+        _Tensor(name=pooled, datatype="FP32", shape=[-1, limits.output_size]),
+        _Tensor(name=tokens, datatype="FP32", shape=[-1, -1, limits.hidden_size]),
     ]
 
 

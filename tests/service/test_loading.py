@@ -90,6 +90,7 @@ async def test_the_limits_are_the_models_and_the_settings(bundle: BundlePath) ->
         vocab_size=VOCAB_SIZE,
         type_vocab_size=2,
         hidden_size=HIDDEN_SIZE,
+        output_size=HIDDEN_SIZE,
         max_sequence_tokens=8,
         max_request_sequences=7,
         max_request_tokens=100,

@@ -11,7 +11,16 @@ import pytest
 
 from service.client import AsyncEncoderClient, EncoderClient
 from service.errors import InvalidRequestError, OutOfMemoryError, QueueFullError, RequestError, UnavailableError
-from tests.fakes import HIDDEN_SIZE, LIMITS, fake_model, pooled_vector, token_vectors
+from tests.fakes import (
+    HIDDEN_SIZE,
+    LIMITS,
+    FakeBatcher,
+    fake_classifier,
+    fake_model,
+    fake_repository,
+    pooled_vector,
+    token_vectors,
+)
 from tests.wire import Wire, running
 
 # client(target, method, *arguments, **options): one call on a client of its own.
@@ -254,3 +263,29 @@ async def test_threads_share_a_blocking_client(wire: Wire) -> None:
         vectors = await asyncio.gather(*(asyncio.to_thread(client.encode, [[i]]) for i in range(16)))
 
     np.testing.assert_array_equal(np.concatenate(vectors), [pooled_vector([i]) for i in range(16)])
+
+
+async def test_classify_gives_a_row_of_logits_for_each_sequence(client: Call) -> None:
+    async with running(fake_repository(fake_classifier(FakeBatcher()))) as wire:
+        logits = await client(wire.target, "classify", [[3, 5], [7]])
+
+    np.testing.assert_array_equal(logits, [pooled_vector([3, 5]), pooled_vector([7])])
+    assert logits.dtype == np.float32
+
+
+async def test_logits_are_not_given_as_embeddings(client: Call) -> None:
+    async with running(fake_repository(fake_classifier(FakeBatcher()))) as wire:
+        with pytest.raises(ValueError, match="'classifier' is for classification, not embedding; use classify"):
+            await client(wire.target, "encode", [[1]])
+
+
+async def test_embeddings_are_not_given_as_logits(wire: Wire, client: Call) -> None:
+    with pytest.raises(ValueError, match="'fake' is for embedding, not classification; use encode"):
+        await client(wire.target, "classify", [[1]])
+
+
+async def test_a_classifiers_token_vectors_can_be_had(client: Call) -> None:
+    async with running(fake_repository(fake_classifier(FakeBatcher()))) as wire:
+        (vectors,) = await client(wire.target, "encode_tokens", [[3, 5]])
+
+    np.testing.assert_array_equal(vectors, token_vectors([3, 5]))

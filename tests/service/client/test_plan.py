@@ -83,7 +83,7 @@ def test_parts_of_vectors_fit_a_message_and_are_the_call_in_order() -> None:
     assert all(request.ByteSize() <= num_bytes for request in requests)
     sent = np.frombuffer(b"".join(request.embeddings for request in requests), "<f4").reshape(-1, 3)
     np.testing.assert_array_equal(sent, np.concatenate(given).astype(np.float32))
-    limits = ServerLimits(0, 0, HIDDEN, 8, 3, 125, num_bytes, num_bytes, input_size=3)
+    limits = ServerLimits(0, 0, HIDDEN, HIDDEN, 8, 3, 125, num_bytes, num_bytes, input_size=3)
     for request in requests:
         decode_request(request, limits, arrival=0.0, deadline=None)
 
@@ -122,7 +122,7 @@ def test_the_parts_are_the_call_in_order_and_a_server_takes_each(
     requests = requests_of(sequences, model, output, token_type_ids=types)
 
     assert [sequence for request in requests for sequence in sequences_in(request)] == sequences
-    limits = ServerLimits(100, 2, HIDDEN, 8, 3, 12, num_bytes, num_bytes)
+    limits = ServerLimits(100, 2, HIDDEN, HIDDEN, 8, 3, 12, num_bytes, num_bytes)
     for request in requests:
         decode_request(request, limits, arrival=0.0, deadline=None)
         assert request.ByteSize() <= num_bytes
@@ -260,3 +260,13 @@ def test_the_answer_is_a_float32_array_of_ones_own() -> None:
 def test_an_option_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(TypeError, match="no option dimension; there are model, version, timeout"):
         requests_of([[1]], dimension=4)
+
+
+def test_vectors_of_sequences_may_be_narrower_than_those_of_tokens() -> None:
+    model = described()
+    model.output_size = 2
+    plan = Plan(model, [[1, 2], [3]], OUTPUT_POOLED, 0, {})
+
+    assert plan.pooled([answer(2, width=2)]).shape == (2, 2)
+    assert Plan(model, [], OUTPUT_POOLED, 0, {}).pooled([]).shape == (0, 2)
+    assert Plan(described(), [], OUTPUT_POOLED, 0, {}).pooled([]).shape == (0, HIDDEN)  # of an older server

@@ -1,5 +1,6 @@
 """The typed API's codec, against values written out and an obvious slow reference."""
 
+import dataclasses
 import struct
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ LIMITS = Limits(
     vocab_size=100,
     type_vocab_size=2,
     hidden_size=4,
+    output_size=4,
     max_sequence_tokens=6,
     max_request_sequences=5,
     max_request_tokens=20,
@@ -47,11 +49,11 @@ def decode(message: EncodeRequest, limits: Limits = LIMITS) -> Request:
     return decode_request(message, limits, arrival=10.0, deadline=None)
 
 
-def answer(message: EncodeRequest, encodings: Sequence[Encoding]) -> EncodeResponse:
-    request = decode(message)
+def answer(message: EncodeRequest, encodings: Sequence[Encoding], limits: Limits = LIMITS) -> EncodeResponse:
+    request = decode(message, limits)
     for index, encoding in enumerate(encodings):
         request.complete(index, encoding, 11.0, 13.0)
-    return encode_response(message, request, hidden_size=4, version="7", now=14.0)
+    return encode_response(message, request, limits, version="7", now=14.0)
 
 
 def floats(data: bytes) -> list[float]:
@@ -146,7 +148,7 @@ def test_a_bad_message_is_refused_with_the_item_the_value_and_the_limit(message:
 
 
 def test_a_model_without_token_types_takes_only_zeros() -> None:
-    limits = Limits(100, 0, 4, 6, 5, 20, 4096, 4096)
+    limits = Limits(100, 0, 4, 4, 6, 5, 20, 4096, 4096)
     decode(message_of([[1]], token_type_ids=ids_bytes([[0]])), limits)
 
     with pytest.raises(InvalidRequestError, match="token type is 1; the model takes 0 to 0"):
@@ -159,18 +161,18 @@ def test_a_model_without_token_types_takes_only_zeros() -> None:
 )
 def test_an_answer_that_would_not_fit_is_refused_before_it_is_computed(output: int, num_bytes: int) -> None:
     message = message_of([[1, 2, 3], [4, 5]], output=output)
-    decode(message, Limits(100, 2, 4, 6, 5, 20, 4096, max_message_bytes=num_bytes + 512))
+    decode(message, Limits(100, 2, 4, 4, 6, 5, 20, 4096, max_message_bytes=num_bytes + 512))
 
     with pytest.raises(
         InvalidRequestError, match=f"would take {num_bytes + 512} bytes; the limit is {num_bytes + 511}"
     ):
-        decode(message, Limits(100, 2, 4, 6, 5, 20, 4096, max_message_bytes=num_bytes + 511))
+        decode(message, Limits(100, 2, 4, 4, 6, 5, 20, 4096, max_message_bytes=num_bytes + 511))
 
 
 def test_half_width_and_fewer_dimensions_make_the_answer_smaller() -> None:
     message = message_of([[1], [2]], vector_type=VECTOR_TYPE_FLOAT16, dimensions=3)
 
-    decode(message, Limits(100, 2, 4, 6, 5, 20, 4096, max_message_bytes=2 * 3 * 2 + 512))
+    decode(message, Limits(100, 2, 4, 4, 6, 5, 20, 4096, max_message_bytes=2 * 3 * 2 + 512))
 
 
 def test_no_answer_is_larger_than_was_foreseen() -> None:
@@ -263,3 +265,40 @@ def test_an_answer_says_where_its_time_went() -> None:
     timings = response.timings
     assert (timings.queue_seconds, timings.compute_seconds, timings.total_seconds) == (1.0, 2.0, 4.0)
     assert (response.num_tokens, response.version) == (3, "7")
+
+
+# Token vectors of 4, and 2 for a sequence: of a dense layer, or logits.
+NARROW = dataclasses.replace(LIMITS, output_size=2)
+CLASSIFIER = dataclasses.replace(NARROW, is_classifier=True)
+
+
+@pytest.mark.parametrize("limits", [NARROW, CLASSIFIER])
+def test_pooled_vectors_may_have_a_width_of_their_own(limits: Limits) -> None:
+    message = message_of([[1], [2]], output=OUTPUT_POOLED_AND_TOKENS)
+    rows = np.ones((1, 4), np.float32)
+
+    response = answer(message, [Encoding(np.array([i, 7], np.float32), rows) for i in (5, 6)], limits)
+
+    assert floats(response.pooled) == [5, 7, 6, 7]
+    assert (response.dimensions, response.hidden_size) == (2, 4)
+    assert len(response.tokens) == 2 * 4 * 4
+
+
+def test_dimensions_are_at_most_the_pooled_ones() -> None:
+    decode(message_of([[1]], dimensions=2), NARROW)
+    with pytest.raises(InvalidRequestError, match="dimensions is 3; the model has 2"):
+        decode(message_of([[1]], dimensions=3), NARROW)
+
+
+def test_a_classifiers_logits_are_not_cut() -> None:
+    with pytest.raises(InvalidRequestError, match="dimensions is 1; a classifier's logits are only given whole"):
+        decode(message_of([[1]], dimensions=1), CLASSIFIER)
+
+
+def test_an_answers_size_is_foreseen_from_both_widths() -> None:
+    message = message_of([[1, 2], [3]], output=OUTPUT_POOLED_AND_TOKENS)
+    num_bytes = (2 * 2 + 3 * 4) * 4 + 512
+
+    decode(message, dataclasses.replace(NARROW, max_message_bytes=num_bytes))
+    with pytest.raises(InvalidRequestError, match=f"the answer would take {num_bytes} bytes"):
+        decode(message, dataclasses.replace(NARROW, max_message_bytes=num_bytes - 1))

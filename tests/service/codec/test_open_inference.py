@@ -1,5 +1,6 @@
 """The Open Inference Protocol's codec, against values written out and an obvious slow reference."""
 
+import dataclasses
 import struct
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ LIMITS = Limits(
     vocab_size=100,
     type_vocab_size=2,
     hidden_size=3,
+    output_size=3,
     max_sequence_tokens=6,
     max_request_sequences=4,
     max_request_tokens=16,
@@ -69,8 +71,8 @@ def refusal_of(message: ModelInferRequest, limits: Limits = LIMITS) -> str:
     return str(refusal.value)
 
 
-def answer(message: ModelInferRequest, encodings: Sequence[Encoding]) -> ModelInferResponse:
-    call = decode(message)
+def answer(message: ModelInferRequest, encodings: Sequence[Encoding], limits: Limits = LIMITS) -> ModelInferResponse:
+    call = decode(message, limits)
     for index, encoding in enumerate(encodings):
         call.request.complete(index, encoding, 0.0, 0.0)
     return encode_infer(call, request_id=message.id, model="m", version="3")
@@ -302,13 +304,13 @@ def test_an_answer_that_would_not_fit_is_refused_before_the_rectangle_is_read(ra
     message = of_shape([4, 4], raw=raw)
     message.outputs.add(name="last_hidden_state")
 
-    assert refusal_of(message, Limits(100, 2, 3, 6, 4, 16, 4096, max_message_bytes=1100)) == (
+    assert refusal_of(message, Limits(100, 2, 3, 3, 6, 4, 16, 4096, max_message_bytes=1100)) == (
         "the answer would take 1270 bytes; the limit is 1100; send fewer sequences"
     )
 
 
 def test_a_model_without_token_types_takes_only_zeros() -> None:
-    limits = Limits(100, 0, 3, 6, 4, 16, 4096, 4096)
+    limits = Limits(100, 0, 3, 3, 6, 4, 16, 4096, 4096)
     decode(message_of([[1]], types=[[0]]), limits)
 
     assert refusal_of(message_of([[1]], types=[[1]]), limits) == (
@@ -417,9 +419,9 @@ def test_an_answer_repeats_the_id_and_names_model_and_version() -> None:
 def test_an_answer_that_would_not_fit_is_refused_before_it_is_computed() -> None:
     message = message_of([[1, 2], [3, 4]])
     foreseen = (2 + 4) * 3 * 4 + len("call 1") + 1024
-    decode(message, Limits(100, 2, 3, 6, 4, 16, 4096, max_message_bytes=foreseen))
+    decode(message, Limits(100, 2, 3, 3, 6, 4, 16, 4096, max_message_bytes=foreseen))
 
-    assert refusal_of(message, Limits(100, 2, 3, 6, 4, 16, 4096, max_message_bytes=foreseen - 1)) == (
+    assert refusal_of(message, Limits(100, 2, 3, 3, 6, 4, 16, 4096, max_message_bytes=foreseen - 1)) == (
         f"the answer would take {foreseen} bytes; the limit is {foreseen - 1}; send fewer sequences"
     )
 
@@ -441,3 +443,43 @@ def test_a_message_of_many_empty_parts_is_refused_before_they_are_looked_at() ->
     for number in range(65):
         message.parameters[str(number)].bool_param = True
     assert refusal_of(message) == "the request has 65 parameters; the limit is 64"
+
+
+# Token vectors of 3, and 2 logits for a sequence.
+CLASSIFIER = dataclasses.replace(LIMITS, output_size=2, is_classifier=True)
+
+
+def test_a_classifier_answers_with_logits() -> None:
+    rows = np.ones((1, 3), np.float32)
+    encodings = [Encoding(np.array([i, 7], np.float32), rows) for i in (5, 6)]
+
+    response = answer(message_of([[1], [2]]), encodings, CLASSIFIER)
+
+    assert [(output.name, list(output.shape)) for output in response.outputs] == [
+        ("logits", [2, 2]),
+        ("last_hidden_state", [2, 1, 3]),
+    ]
+    assert floats(response.raw_output_contents[0]) == [5, 7, 6, 7]
+
+
+def test_logits_are_not_asked_for_as_an_embedding_nor_an_embedding_as_logits() -> None:
+    decode(message_of([[1]], outputs=["logits"]), CLASSIFIER)
+
+    assert refusal_of(message_of([[1]], outputs=["sentence_embedding"]), CLASSIFIER) == (
+        "no output 'sentence_embedding'; the model has logits, last_hidden_state"
+    )
+    assert refusal_of(message_of([[1]], outputs=["logits"])) == (
+        "no output 'logits'; the model has sentence_embedding, last_hidden_state"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "num_floats"), [(["logits"], 2 * 2), (["last_hidden_state"], 2 * 2 * 3), ([], 2 * 2 + 2 * 2 * 3)]
+)
+def test_an_answers_size_is_foreseen_from_both_widths(outputs: list[str], num_floats: int) -> None:
+    message = message_of([[1, 2], [3, 4]], outputs=outputs)
+    num_bytes = num_floats * 4 + len("call 1") + 1024
+
+    decode(message, dataclasses.replace(CLASSIFIER, max_message_bytes=num_bytes))
+    short = dataclasses.replace(CLASSIFIER, max_message_bytes=num_bytes - 1)
+    assert f"the answer would take {num_bytes} bytes" in refusal_of(message, short)

@@ -21,6 +21,7 @@ LIMITS = Limits(
     vocab_size=0,
     type_vocab_size=0,
     hidden_size=3,
+    output_size=3,
     max_sequence_tokens=6,
     max_request_sequences=4,
     max_request_tokens=16,

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from protos.encoder_pb2 import OUTPUT_POOLED_AND_TOKENS, GetModelRequest, Limits
-from tests.fakes import HIDDEN_SIZE, LIMITS, FakeBatcher, fake_model, fake_repository, pooled_vector, token_vectors
+from tests.fakes import (
+    HIDDEN_SIZE,
+    LABELS,
+    LIMITS,
+    FakeBatcher,
+    fake_classifier,
+    fake_model,
+    fake_repository,
+    pooled_vector,
+    token_vectors,
+)
 from tests.wire import encode_request, running
 
 
@@ -99,6 +109,22 @@ async def test_get_model_describes_the_model_and_its_limits() -> None:
         max_request_bytes=LIMITS.max_request_bytes,
         max_message_bytes=LIMITS.max_message_bytes,
     )
+
+
+async def test_get_model_says_what_an_embedding_is_and_has_no_labels() -> None:
+    async with running() as wire:
+        model = await wire.encoder.GetModel(GetModelRequest())
+
+    assert (model.task, model.output_size, list(model.labels)) == ("embedding", 6, [])
+    assert (dict(model.prompts), model.default_prompt) == ({}, "")
+
+
+async def test_get_model_gives_a_classifiers_labels_and_prompts() -> None:
+    async with running(fake_repository(fake_classifier(FakeBatcher()))) as wire:
+        model = await wire.encoder.GetModel(GetModelRequest())
+
+    assert (model.task, model.output_size, list(model.labels)) == ("classification", 6, LABELS)
+    assert (dict(model.prompts), model.default_prompt) == ({"query": "query: "}, "query")
 
 
 async def test_get_model_of_one_that_is_loading_is_unavailable() -> None:

@@ -18,7 +18,16 @@ from protos.open_inference_pb2 import (
     ServerReadyRequest,
 )
 from service.request import Limits
-from tests.fakes import HIDDEN_SIZE, LIMITS, FakeBatcher, fake_model, fake_repository, pooled_vector, token_vectors
+from tests.fakes import (
+    HIDDEN_SIZE,
+    LIMITS,
+    FakeBatcher,
+    fake_classifier,
+    fake_model,
+    fake_repository,
+    pooled_vector,
+    token_vectors,
+)
 from tests.wire import infer_request, running
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -156,11 +165,21 @@ async def test_readiness_of_what_is_not_served_is_an_error(request_: ModelReadyR
 
 
 async def test_a_model_without_token_types_does_not_list_them() -> None:
-    limits = Limits(LIMITS.vocab_size, 0, HIDDEN_SIZE, 16, 8, 64, 4096, 4096)
+    limits = Limits(LIMITS.vocab_size, 0, HIDDEN_SIZE, HIDDEN_SIZE, 16, 8, 64, 4096, 4096)
     async with running(fake_repository(fake_model(FakeBatcher(), limits=limits))) as wire:
         metadata = await wire.inference.ModelMetadata(ModelMetadataRequest(name="fake"))
 
     assert [tensor.name for tensor in metadata.inputs] == ["input_ids", "attention_mask"]
+
+
+async def test_metadata_of_a_classifier_names_its_logits() -> None:
+    async with running(fake_repository(fake_classifier(FakeBatcher()))) as wire:
+        metadata = await wire.inference.ModelMetadata(ModelMetadataRequest(name="classifier"))
+
+    assert [(tensor.name, list(tensor.shape)) for tensor in metadata.outputs] == [
+        ("logits", [-1, 6]),
+        ("last_hidden_state", [-1, -1, 6]),
+    ]
 
 
 async def test_metadata_lists_every_version_and_field_6_is_left_unset() -> None:
