@@ -50,6 +50,8 @@ def _open(source: Source) -> Checkpoint:
         raise ExportError("--weights is for --module; give the file in place of CHECKPOINT")
     if source.path is None:
         raise ExportError(_NOTHING)
+    if source.path.suffix == ".safetensors" and not source.path.exists():
+        raise ExportError(f"{source.path}: there is no such file")
     if source.path.is_file():
         return read_state_dict(source.path, parse_settings(source.settings))
     if source.settings:

@@ -56,6 +56,7 @@ def read_state_dict(path: Path, content: Mapping[str, Any]) -> Checkpoint:
 
     Raises `ExportError`.
     """
+    shapes = read_shapes(path)  # before anything is asked for: a pickle is refused whatever it holds
     model_type = content.get(MODEL_TYPE)
     if not is_state_dict(model_type):
         given = f"{MODEL_TYPE} is {model_type!r}" if model_type is not None else f"no {MODEL_TYPE}"
@@ -65,7 +66,7 @@ def read_state_dict(path: Path, content: Mapping[str, Any]) -> Checkpoint:
         )
     kind = _KINDS[str(model_type)]
     facts = check_facts(path, content, kind.facts)
-    built = kind.build(path, read_shapes(path), facts)
+    built = kind.build(path, shapes, facts)
     load_weights(path, built.holder, KeyRules(prefix=built.prefix, unused_prefixes=(), buffers=()))
     is_text = isinstance(built.encoder, Encoder)
     vocab_size = facts["vocab_size"] if is_text else 0
@@ -117,7 +118,7 @@ def _build_torch_encoder(path: Path, shapes: Shapes, facts: dict[str, Any]) -> _
     layer = nn.TransformerEncoderLayer(
         width,
         facts["num_heads"],
-        dim_feedforward=shapes.get(f"{first}linear1.weight", (1,))[0],
+        dim_feedforward=_inner_width(shapes.get(f"{first}linear1.weight", ()), width),
         activation=facts["activation"],
         layer_norm_eps=eps,
         norm_first=facts["norm_first"],
@@ -138,8 +139,7 @@ def _build_encoder(path: Path, _shapes: Shapes, facts: dict[str, Any]) -> _Built
     # Before the model is made, as large as config.json says: the file has as much of it.
     for key, shape in (
         ("embedding.weight", (config.vocab_size, config.d_model)),
-        ("layers.0.ff_in.weight", (config.d_ff, config.d_model)),
-        (f"layers.{config.n_layers - 1}.ff_in.weight", (config.d_ff, config.d_model)),
+        *((f"layers.{layer}.ff_in.weight", (config.d_ff, config.d_model)) for layer in range(config.n_layers)),
     ):
         if _shapes.get(key) != shape:
             found = f"has shape {_shapes[key]}" if key in _shapes else "is missing"
@@ -159,7 +159,7 @@ def _find_layers(path: Path, shapes: Shapes, ending: str) -> tuple[str, int | No
     stems = sorted(key.removesuffix(ending) for key in shapes if f".{key}".endswith(f".{ending}"))
     if not stems:
         raise ExportError(f"{path}: no {ending} in it; its keys are {_some(shapes) or 'none'}")
-    matches = [re.fullmatch(r"(.*\.)?(\d{1,9})\.", stem, re.ASCII | re.DOTALL) for stem in stems]
+    matches = [re.fullmatch(r"(.*\.)?(0|[1-9][0-9]{0,8})\.", stem, re.DOTALL) for stem in stems]
     if len(stems) == 1 and matches[0] is None:
         return stems[0], None
     prefixes = {match[1] or "" for match in matches if match}
@@ -176,6 +176,11 @@ def _width(path: Path, key: str, shapes: Shapes, num_heads: int) -> int:
         raise ExportError(f"{path}: {key} has shape {shape}; for self-attention it is ({parts} x width, width)")
     _require_heads(path, num_heads, shape[1])
     return shape[1]
+
+
+def _inner_width(shape: tuple[int, ...], width: int) -> int:
+    """Of the feed-forward network. What has another shape is refused when it is loaded: 1 does for that."""
+    return shape[0] if len(shape) == 2 and shape[1] == width else 1
 
 
 def _require_heads(path: Path, num_heads: int, width: int) -> None:

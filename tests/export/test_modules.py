@@ -1,5 +1,6 @@
 """A user's own module: exported when it keeps its promises, refused in one line for each way that it does not."""
 
+import re
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -221,6 +222,15 @@ def test_a_wrong_number_of_layers_is_counted_and_refused(tmp_path: Path) -> None
     assert "2 fused attention nodes and 0 Softmax for 3 layers" in _refused_export(
         tmp_path, "num_layers=2", "num_layers=3"
     )
+
+
+def test_a_module_that_torch_cannot_export_is_refused(tmp_path: Path) -> None:
+    branch = "return x if x.sum() > 0 else -x\n\n\nFACTS"
+
+    message = _refused_export(tmp_path, "return x\n\n\nFACTS", branch)
+
+    assert re.match(r"torch \S+ cannot export this model: \w+: ", message)
+    assert "\n" not in message
 
 
 def test_two_forms_that_differ_are_refused(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_nothing_at_all_is_not_asked_for_a_name() -> None:
         (Source(None, ("a=1",), module="mine:build"), "--module stands in place of CHECKPOINT and --set"),
         (Source(Path("x"), weights=Path("w.safetensors")), "--weights is for --module"),
         (Source(Path("nowhere")), "nowhere is not a directory"),
+        (Source(Path("nowhere.safetensors"), SETTINGS), "nowhere.safetensors: there is no such file"),
     ],
 )
 def test_what_is_given_in_vain_is_refused(source: Source, message: str) -> None:

@@ -121,6 +121,7 @@ def test_torchs_encoder_is_read_with_what_it_was_built_with(
     assert isinstance(layer, nn.TransformerEncoderLayer)
     assert (layer.norm_first, layer.norm1.eps, found.encoder.is_causal) == (True, 1e-6, False)
     assert layer.activation is nn.functional.gelu
+    assert found.encoder.encoder.norm is None if not has_norm else found.encoder.encoder.norm.eps == 1e-6
     assert (found.num_layers, found.input_size) == (3, WIDTH)
 
 
@@ -279,6 +280,25 @@ def test_a_projection_to_another_width_is_refused(tmp_path: Path) -> None:
     assert "q_lin.weight has shape (8, 16)" in _refusal(tmp_path, {"q_lin.weight": torch.zeros(8, 16)}, MHSA)
 
 
+def test_a_layers_number_with_a_leading_zero_is_a_name(tmp_path: Path) -> None:
+    found = _read(tmp_path, MultiHeadSelfAttention(WIDTH, HEADS).state_dict(), MHSA, "00.")
+
+    assert found.num_layers == 1
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (24, 5), (10**12, 0)])
+def test_a_feed_forward_network_of_no_shape_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    weights = _torch_encoder().state_dict() | {"layers.0.linear1.weight": torch.zeros(shape)}
+
+    assert f"layers.0.linear1.weight has shape {shape}, expected (1, 16)" in _refusal(tmp_path, weights, TORCH)
+
+
+def test_a_layer_that_is_not_there_is_named_before_it_is_built(tmp_path: Path) -> None:
+    weights = {key: tensor for key, tensor in Encoder(CONFIG).state_dict().items() if not key.startswith("layers.0.")}
+
+    assert "layers.0.ff_in.weight is missing, by config.json it is (24, 16)" in _refusal(tmp_path, weights, VASWANI)
+
+
 def test_cross_attention_is_refused(tmp_path: Path) -> None:
     weights = nn.MultiheadAttention(WIDTH, HEADS, kdim=8, vdim=12).state_dict()
 
@@ -317,7 +337,7 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(name: str, tmp_path: Pat
     torch.save(MultiHeadSelfAttention(WIDTH, HEADS).state_dict(), tmp_path / name)
 
     with pytest.raises(ExportError, match=r"is a pickle.*convert it.*torch.load\('" + re.escape(name)):
-        read_state_dict(tmp_path / name, MHSA)
+        read_state_dict(tmp_path / name, {})
 
 
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
