@@ -65,6 +65,16 @@ def test_products_with_a_constant_matrix_are_found(graph: Path) -> None:
     assert (found["token_embeddings"].bias, found["token_embeddings"].is_gemm) == ("block.output.bias", True)
 
 
+def test_a_bias_of_several_products_names_none_of_them(graph: Path) -> None:
+    model = onnx.load(graph)
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["rows", "square"], ["other"]))
+    model.graph.node.append(onnx.helper.make_node("Add", ["other", "block.query.bias"], ["other biased"]))
+
+    labels = {product.output: product.label for product in find_products(model.graph)}
+
+    assert (labels["plain"], labels["other"]) == ("plain", "other")
+
+
 def test_a_weight_that_lies_on_its_side_is_turned(graph: Path, weights: dict[str, Float32Array]) -> None:
     model = onnx.load(graph)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -92,14 +92,14 @@ def test_a_classifier_is_judged_by_the_order_under_its_worst_label() -> None:
 
 
 def test_equal_numbers_share_their_rank() -> None:
-    """Two labels of three texts: 1 1 2 against 1 2 3 is 1.5 1.5 3 against 1 2 3."""
-    logits = [np.array([[1], [1], [2]], np.float32), np.array([[1], [2], [3]], np.float32)]
+    """One label of four texts: 1 1 2 3 against 1 2 3 4 is 1.5 1.5 3 4 against 1 2 3 4."""
+    logits = [np.array([[1], [1], [2], [3]], np.float32), np.array([[1], [2], [3], [4]], np.float32)]
 
     report = measure_quality(
-        Fake(logits[0]), Fake(logits[1]), [Probe("", sequence(n)) for n in range(3)], task="classification"
+        Fake(logits[0]), Fake(logits[1]), [Probe("", sequence(n)) for n in range(4)], task="classification"
     )
 
-    assert report.spearman == pytest.approx(np.sqrt(0.75))
+    assert report.spearman == pytest.approx(np.sqrt(0.9))
 
 
 def test_a_number_that_is_not_finite_passes_no_gate() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from export.checkpoint import read_checkpoint
+from export.encoder import Activation, Encoder, EncoderConfig, Norm
 from export.errors import ExportError
 from export.graph import PackedModel, count_fused, export_graph
 from export.heads import EmbeddingHead
@@ -76,6 +78,25 @@ def test_it_answers_almost_as_fp32_does(fp32_graph: Path, batches: list[PackedBa
     # Twelve products with 1/127 of a row's largest value as their step, on vectors that reach 3; a lost bias, scale or
     # zero is off by 0.5 and more.
     np.testing.assert_allclose(found, expected, atol=0.1)
+
+
+@pytest.mark.parametrize(("norm", "activation"), [("post", "relu"), ("pre", "gelu")])
+def test_so_does_a_model_of_two_axes_whose_products_add_their_own_bias(
+    norm: Norm, activation: Activation, batches: list[PackedBatch], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(EncoderConfig(200, 32, 4, 2, 64, 64, norm=norm, activation=activation))
+    export_graph(PackedModel(encoder, EmbeddingHead("mean", False), has_token_types=False), tmp_path / "fp32.onnx")
+    assert count_operators(tmp_path / "fp32.onnx")["Gemm"] == NUM_PRODUCTS
+
+    record = quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", batches[:3])
+
+    assert sum(product.is_one_sided for product in record.products) == 2  # behind the activation of each layer
+    found, expected = (
+        Engine(tmp_path / name, has_token_types=False).run(batches[3]).sentence_embedding
+        for name in ("int8.onnx", "fp32.onnx")
+    )
+    np.testing.assert_allclose(found, expected, atol=0.1)  # as above
 
 
 def test_company_changes_no_answer(fp32_graph: Path, batches: list[PackedBatch], tmp_path: Path) -> None:
