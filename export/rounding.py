@@ -3,8 +3,9 @@
     x (T, K) @ w (K, N)  =  (x * m) @ (w / m)  ~  scale_t * (rounded row t) @ (rounded weight) * scale_n
 
 **A scale for each row.** A row is divided by its own largest value, so what a token becomes depends on nothing but the
-token: not on the batch, and nothing is ever clipped. Scales measured beforehand were faster by 5% and lost more (the
-table of `make bench-int8`); one scale for the batch makes the answer depend on batch mates.
+token: not on the batch, and nothing is ever clipped. One scale for the batch makes the answer depend on batch mates.
+Scales measured beforehand are 5 to 20% faster (they need no largest values) and lose five to eight times as much:
+MiniLM-L6, 200 texts, smallest cosine 0.981 and with migration 0.988, where this has 0.997 (`make bench-int8`).
 
 **Migration.** A few channels of a norm's output are tens of times larger than the rest, and the row's scale is theirs.
 Dividing channel k by m_k and multiplying row k of the weight by it moves the difficulty to the weight, which has a
