@@ -174,7 +174,8 @@ def test_an_answer_that_depends_on_batch_mates_is_refused(tmp_path: Path) -> Non
 
 def test_an_answer_that_depends_on_unused_slots_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ExportError, match=r"what stands in unused slots changes the answer, by up to .*; the limit is 0"
+        ExportError,
+        match=r"unused slots changes the answer, by up to .* in batch 'one long.*; the limit is 0; worst in sequence",
     ):
         verify(_subject(LooksIntoUnusedSlots()), POOLING, _export(LooksIntoUnusedSlots(), tmp_path))
 
