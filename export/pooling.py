@@ -1,8 +1,9 @@
 """Pooling on the packed form: (T, E) rows -> (B, E), one vector per sequence.
 
 Slots are selected, not multiplied by zero: a row that is not finite stays its own sequence's trouble. And it must stay
-visible: ONNX Runtime's maximum and some of its activations pass over a NaN, and the answer would look good. The server
-tells a failed sequence by numbers that are not finite, so `keep_nan` puts back what an operator may have swallowed.
+visible: the server tells a failed sequence by numbers that are not finite. ONNX Runtime's maximum passes over a NaN on
+a CPU, and on CUDA, where no gate of the export runs, ReLU is max(x, 0) (Source: its activations_impl.cu). `keep_nan`
+puts back what an operator may have swallowed.
 """
 
 import typing

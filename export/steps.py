@@ -147,6 +147,12 @@ def _choose_head(checkpoint: Checkpoint, pooling: Pooling | None, normalize: boo
             f"{checkpoint.path}: it is a classifier, which has its own way to one vector; leave --pooling and "
             "--normalize out, or give --task embedding to export its encoder without its head"
         )
+    kinds = [module.kind for module in checkpoint.modules]
+    if kinds not in ([], ["Transformer"]):
+        raise ExportError(
+            f"{checkpoint.path}: it is a classifier, and its modules are {' > '.join(kinds)}; supported: Transformer "
+            "alone, or --task embedding to export its encoder without its head"
+        )
     return checkpoint.classifier
 
 

@@ -1,5 +1,6 @@
 """Classification heads of every family, held against transformers' own model, padded and with a mask."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,31 @@ def test_a_classifier_cannot_be_told_how_to_pool(tmp_path: Path) -> None:
         export_checkpoint(tmp_path / "tiny", tmp_path / "models", normalize=False)
 
 
+def _add_modules(checkpoint: Path, *kinds: str) -> None:
+    modules = [
+        {"path": "" if kind == "Transformer" else kind, "type": f"sentence_transformers.{kind}"} for kind in kinds
+    ]
+    (checkpoint / "modules.json").write_text(json.dumps(modules))
+
+
+def test_a_cross_encoders_modules_are_its_transformer_alone(tmp_path: Path) -> None:
+    _write(tmp_path / "tiny", "bert", initializer_range=0.2)
+    _add_modules(tmp_path / "tiny", "Transformer")
+
+    path, _ = export_checkpoint(tmp_path / "tiny", tmp_path / "models")
+
+    assert read_bundle(path).manifest.task == "classification"
+
+
+@pytest.mark.parametrize("kinds", [("Transformer", "LogitScore"), ("Transformer", "Normalize")])
+def test_modules_behind_a_classifier_are_refused_by_name(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    _write(tmp_path / "tiny", "bert")
+    _add_modules(tmp_path / "tiny", *kinds)
+
+    with pytest.raises(ExportError, match=f"it is a classifier, and its modules are {' > '.join(kinds)}; supported"):
+        export_checkpoint(tmp_path / "tiny", tmp_path / "models")
+
+
 class TestTheTask:
     """A classifier is one unless something says otherwise."""
 
@@ -164,10 +190,7 @@ class TestTheTask:
 
     def test_a_sentence_transformers_pooling_says_that_it_is_an_embedding(self, tmp_path: Path) -> None:
         _write(tmp_path, "bert")
-        kind = "sentence_transformers.models."
-        (tmp_path / "modules.json").write_text(
-            f'[{{"path": "", "type": "{kind}Transformer"}}, {{"path": "1_Pooling", "type": "{kind}Pooling"}}]'
-        )
+        _add_modules(tmp_path, "Transformer", "Pooling")
 
         assert read_checkpoint(tmp_path).classifier is None
         assert read_checkpoint(tmp_path, "classification").classifier is not None
@@ -189,8 +212,6 @@ class TestTheTask:
             read_checkpoint(tmp_path)
 
     def test_labels_that_are_not_as_many_as_the_heads_are_refused(self, tmp_path: Path) -> None:
-        import json
-
         _write(tmp_path, "bert")
         config = json.loads((tmp_path / "config.json").read_text())
         config["id2label"] = {"0": "no", "1": "yes"}
