@@ -30,6 +30,9 @@ bench: $(MODEL)/model.json  ## Compare offline, padded, unbatched and served rat
 bench-int8: $(MODEL)/model.json  ## Compare int8 with fp32 and with other ways to it: rates and quality, in one run
 	$(BIN)/python -m benchmarks.int8
 
+families: $(VENV)/.made  ## Export, verify and serve every family in every precision; one table
+	$(BIN)/python -m tests.families
+
 protos: $(VENV)/.made  ## Generate the Python code of the protos
 	$(BIN)/python -m protos.generate
 

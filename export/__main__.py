@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export(options: argparse.Namespace) -> None:
-    _silence_libraries()
+    silence_libraries()
     with _naming_what_is_not_installed():
         from rich.console import Console
 
@@ -158,7 +158,7 @@ def _precisions(text: str) -> tuple[Precision, ...]:
     return tuple(given)  # type: ignore[arg-type]  # each is one of the literals
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
     """Our own lines are the report; the libraries' warnings are noise in it. Errors are exceptions and still pass."""
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -42,7 +42,7 @@ def add_precision(
     """Write `destination` from the fp32 `graph`. Raises `ExportError` where it is not good enough."""
     if subject.tokenize is None:
         raise ExportError(
-            f"{precision} is judged on texts, and this model has no tokenizer; leave it at --precision fp32"
+            f"{precision} is judged on texts, and this model has no tokenizer; export it with --precision fp32"
         )
     calibration = _in_batches(calibration_probes(subject.tokenize, subject.max_sequence_tokens))
     kept = _write(precision, graph, destination, calibration)
