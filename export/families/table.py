@@ -21,7 +21,7 @@ from export.families.rotary import ROTARY
 FAMILIES: dict[str, Family] = (
     PLAIN | CAUSAL | ROTARY | {"nomic_bert": NOMIC_BERT, "mpnet": MPNET, "deberta-v2": DEBERTA_V2}
 )
-_REFUSED = {
+REFUSED = {
     "deberta": "its attention ignores transformers' registry, and it has not been rewritten for the seam",
     "t5": "it makes its position bias for padded rows, and it has not been rewritten for the seam",
 }
@@ -31,7 +31,7 @@ def find_family(directory: Path, content: dict[str, Any]) -> Family:
     """The family that config.json names. Raises `ExportError` where it is not supported."""
     model_type = str(content.get("model_type"))
     if model_type not in FAMILIES:
-        reason = _REFUSED.get(model_type, "no packed form of it has been verified")
+        reason = REFUSED.get(model_type, "no packed form of it has been verified")
         known = ", ".join(sorted(FAMILIES))
         raise ExportError(f"{directory}: model_type {model_type!r} is not supported: {reason}; supported: {known}")
     return FAMILIES[model_type]
