@@ -33,7 +33,7 @@ class Interrupted(KeyboardInterrupt):
 def interruptible() -> Iterator[None]:
     """In the block each of `SIGNALS` raises `Interrupted`; what follows within a second is taken for its echo.
 
-    After an interrupt this stays so: the process is about to end, and an echo would end it with a traceback.
+    After an interrupt they are ignored: the process is about to end, and an echo would take its exit code from it.
     """
     interrupted_at = float("-inf")
 
@@ -49,8 +49,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        if interrupted_at == float("-inf"):
-            _set(before)
+        # Python gives up its own handlers while it ends; what is ignored stays ignored.
+        _set(before if interrupted_at == float("-inf") else dict.fromkeys(SIGNALS, signal.SIG_IGN))
 
 
 class Shield:

@@ -30,7 +30,12 @@ def test_what_follows_at_once_is_an_echo() -> None:
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)  # on the way out of the process
+
+
+def test_after_an_interrupt_signals_are_ignored() -> None:
+    with pytest.raises(Interrupted), interruptible():
+        signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * len(SIGNALS)
 
 
 def test_what_follows_later_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
