@@ -27,6 +27,7 @@ from export.integers import Group, write_integers
 from export.products import feeds_of
 from export.quantize import calibration_batches, choose_groups, quantize
 from export.rounding import Migration, RoundedWeight, round_weight
+from export.sensitivity import rank_groups
 from service.packing import pack
 from service.request import Float32Array, TokenSequence
 
@@ -113,7 +114,10 @@ def _rows(is_migrated: bool, weights: Callable[[Float32Array, Migration], Rounde
     """Scales for each row, as ours; without migration, with other weights, or with the worst groups left in fp32."""
 
     def make(source: Path, path: Path, sequences: Sequence[TokenSequence]) -> None:
-        groups, activations = choose_groups(source, calibration_batches(sequences))
+        batches = calibration_batches(sequences)
+        groups, activations = choose_groups(source, batches)
+        if kept:
+            groups = rank_groups(source, groups, batches[0], "embedding")
         if not is_migrated:
             groups = [Group(group.products, _without_factors(group.migration)) for group in groups]
         write_integers(source, path, groups[kept:], activations, weights)

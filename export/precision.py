@@ -28,6 +28,8 @@ _MAX_COMPANY_ERRORS: dict[Precision, float] = {"int8": 1e-6, "fp16": 2**-8}
 # Another CPU or a GPU has other kernels, whose rounding comes on top of what the precision itself loses.
 _GOLDEN_ROOM = 1.5
 _CALIBRATION_SEQUENCES = 8
+# Of what may be lost: held-out text is a little harder than the text that was calibrated on.
+_CALIBRATION_SHARE = 0.8
 
 
 def add_precision(
@@ -45,12 +47,13 @@ def add_precision(
             f"{precision} is judged on texts, and this model has no tokenizer; export it with --precision fp32"
         )
     calibration = _in_batches(calibration_probes(subject.tokenize, subject.max_sequence_tokens))
-    kept = _write(precision, graph, destination, calibration)
+    loss = TOLERANCES[precision] if tolerance is None else tolerance
+    kept = _write(precision, graph, destination, calibration, task, loss)
     has_token_types = subject.type_vocab_size > 0
     fusion = verify_fusion(destination, num_layers=subject.num_layers, has_token_types=has_token_types)
     verify_isolation(destination, pack(make_grid(subject)[UNEVEN]), has_token_types=has_token_types)
     engine = Engine(destination, has_token_types=has_token_types)
-    report = _judge(precision, subject, task, Engine(graph, has_token_types=has_token_types), engine, tolerance)
+    report = _judge(precision, subject, task, Engine(graph, has_token_types=has_token_types), engine, loss)
     pooled, tokens = differences(engine, pack(golden.sequences), golden.sentence_embedding, golden.token_embeddings)
     facts = GraphFacts(
         file=destination.name,
@@ -62,17 +65,19 @@ def add_precision(
     return facts, report
 
 
-def _write(precision: Precision, graph: Path, destination: Path, calibration: Sequence[PackedBatch]) -> list[str]:
+def _write(
+    precision: Precision, graph: Path, destination: Path, calibration: Sequence[PackedBatch], task: Task, loss: float
+) -> list[str]:
     if precision == "fp16":
         return write_half(graph, destination, calibration)
-    return list(quantize(graph, destination, calibration).kept_in_fp32)
+    record = quantize(graph, destination, calibration, task=task, min_cosine=1 - _CALIBRATION_SHARE * loss)
+    return list(record.kept_in_fp32)
 
 
 def _judge(
-    precision: Precision, subject: Subject, task: Task, reference: Engine, candidate: Engine, tolerance: float | None
+    precision: Precision, subject: Subject, task: Task, reference: Engine, candidate: Engine, loss: float
 ) -> QualityReport:
     assert subject.tokenize is not None
-    loss = TOLERANCES[precision] if tolerance is None else tolerance
     report = measure_quality(
         reference,
         candidate,

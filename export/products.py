@@ -154,6 +154,7 @@ def _describe(
 
 
 def open_beside(model: onnx.ModelProto, weights: Path) -> ort.InferenceSession:
+    """Open a graph that is not on disk, whose weights are, in a directory."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.enable_mem_pattern = False

@@ -83,16 +83,16 @@ def measure_quality(
     company_limit: float = MAX_COMPANY_ERROR,
 ) -> QualityReport:
     """Compare two engines of one model. Nothing is judged yet."""
-    expected, found = _answer(reference, probes, 1), _answer(candidate, probes, 1)
-    company = _answer(candidate, probes, _COMPANY)
-    is_embedding = task == "embedding"
-    cosines = _cosines(found.pooled, expected.pooled) if is_embedding else _cosines(found.means, expected.means)
+    expected, found = _answer(reference, probes, 1, task), _answer(candidate, probes, 1, task)
+    company = _answer(candidate, probes, _COMPANY, task)
+    compare_ranks = _similarity_ranks if task == "embedding" else _label_ranks
+    cosines = cosines_of(found.judged, expected.judged)
     return QualityReport(
         precision=precision,
         num_texts=len(probes),
         min_cosine=float(cosines.min()),
         mean_cosine=float(cosines.mean()),
-        spearman=(_similarity_ranks if is_embedding else _label_ranks)(found.pooled, expected.pooled),
+        spearman=compare_ranks(found.pooled, expected.pooled),
         company_error=max(_error(found.pooled, company.pooled), _error(found.tokens, company.tokens)),
         worst_text=probes[int(cosines.argmin())].text,
         cosine_limit=cosine_limit,
@@ -130,26 +130,34 @@ def require_quality(report: QualityReport) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answers:
-    """Of all probes: pooled (B, N), tokens (T, E), and the mean of each probe's tokens (B, E)."""
+    """Of all probes: pooled (B, N), tokens (T, E), and what cosines are taken of."""
 
     pooled: Float32Array
     tokens: Float32Array
-    means: Float32Array
+    judged: Float32Array
 
 
-def _answer(engine: Runs, probes: Sequence[Probe], size: int) -> _Answers:
-    pooled, tokens, means = [], [], []
+def _answer(engine: Runs, probes: Sequence[Probe], size: int, task: Task) -> _Answers:
+    pooled, tokens, judged = [], [], []
     for start in range(0, len(probes), size):
         batch = pack([probe.sequence for probe in probes[start : start + size]])
         outputs = engine.run(batch, wants_tokens=True)
         assert outputs.token_embeddings is not None  # they were asked for
         pooled.append(outputs.sentence_embedding)
         tokens.append(outputs.token_embeddings)
-        means += [rows.mean(0) for rows in unpack(batch, outputs.token_embeddings)]
-    return _Answers(np.concatenate(pooled), np.concatenate(tokens), np.stack(means))
+        judged.append(judged_vectors(outputs, batch, task))
+    return _Answers(np.concatenate(pooled), np.concatenate(tokens), np.concatenate(judged))
 
 
-def _cosines(found: Float32Array, expected: Float32Array) -> Float64Array:
+def judged_vectors(outputs: Outputs, batch: PackedBatch, task: Task) -> Float32Array:
+    """What stands for each sequence where cosines are taken: its embedding, or a classifier's mean token vector."""
+    if task == "embedding":
+        return outputs.sentence_embedding
+    assert outputs.token_embeddings is not None  # they are asked for
+    return np.stack([rows.mean(0) for rows in unpack(batch, outputs.token_embeddings)])
+
+
+def cosines_of(found: Float32Array, expected: Float32Array) -> Float64Array:
     """Of each row with its counterpart; -1 where a number is not finite."""
     cosines: Float64Array = (_directions(found) * _directions(expected)).sum(1)
     return np.where(np.isfinite(cosines), cosines, -1.0)

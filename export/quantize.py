@@ -3,8 +3,8 @@
 Attention, norms, softmax, embeddings, pooling and heads on pooled vectors are not touched. What is done to a product,
 and why, is in rounding.py; the nodes are in integers.py.
 
-If the whole graph misses its cosine on the calibration batches, products are taken back to fp32, those with the largest
-error first and twice as many each time, until it holds or half of them are back. So the time is bounded.
+If the whole graph misses its cosine on the calibration batches, products are taken back to fp32, those first that harm
+most (sensitivity.py) and twice as many each time, until it holds or half of them are back. So the time is bounded.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,22 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from export.errors import ExportError
 from export.integers import Group, write_integers
-from export.products import Activation, Product, collect_activations, feeds_of, find_products, group_products
+from export.products import (
+    Activation,
+    Product,
+    collect_activations,
+    feeds_of,
+    find_products,
+    group_products,
+    open_beside,
+)
+from export.quality import cosines_of
 from export.rounding import Migration, choose_migration
-from service.engine import POOLED
+from export.sensitivity import rank_groups, run_judged
+from service.bundle import Task
 from service.packing import PackedBatch, pack
 from service.request import Float32Array, TokenSequence
 
@@ -30,7 +39,7 @@ _BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class QuantizedProduct:
-    """A product of integers: the share of the energy that rounding takes, and the strength of the migration."""
+    """A product of integers: the share of its energy that rounding takes, and the strength of the migration."""
 
     name: str
     error: float
@@ -58,6 +67,7 @@ def quantize(
     int8_graph: Path,
     batches: Sequence[PackedBatch],
     *,
+    task: Task = "embedding",
     min_cosine: float = CALIBRATION_COSINE,
 ) -> QuantizationRecord:
     """Write `int8_graph`, with its weights beside it in `<int8_graph>.data`. Raises `ExportError`.
@@ -65,13 +75,15 @@ def quantize(
     The same graph and batches give the same file.
     """
     groups, activations = choose_groups(fp32_graph, batches)
-    expected = _pooled(fp32_graph, batches)
-    kept, cosine = 0, -1.0
+    expected = _answer(fp32_graph, batches, task)
+    kept = 0
     while True:
         write_integers(fp32_graph, int8_graph, groups[kept:], activations)
-        cosine = _smallest_cosine(_pooled(int8_graph, batches), expected)
+        cosine = float(cosines_of(_answer(int8_graph, batches, task), expected).min())
         if cosine >= min_cosine or 2 * max(kept, 1) > len(groups) // 2:
             break
+        if kept == 0:
+            groups = rank_groups(fp32_graph, groups, batches[0], task)
         kept = 2 * kept or 1
     return QuantizationRecord(
         products=tuple(_record(group, product) for group in groups[kept:] for product in group.products),
@@ -87,7 +99,7 @@ def _record(group: Group, product: Product) -> QuantizedProduct:
 
 
 def choose_groups(fp32_graph: Path, batches: Sequence[PackedBatch]) -> tuple[list[Group], dict[str, Activation]]:
-    """Every product of tokens with its migration; the group that loses most comes first. Raises `ExportError`."""
+    """Every product of tokens with its migration. Raises `ExportError`."""
     graph = onnx.load(fp32_graph).graph
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     products = find_products(graph)
@@ -97,7 +109,7 @@ def choose_groups(fp32_graph: Path, batches: Sequence[PackedBatch]) -> tuple[lis
     if not products:
         raise ExportError(f"{fp32_graph.name}: no product of tokens with a constant weight; int8 would change nothing")
     groups = [Group(members, _migrate(members, activations, initializers)) for members in group_products(products)]
-    return sorted(groups, key=lambda group: -group.migration.error), activations
+    return groups, activations
 
 
 def _migrate(
@@ -110,15 +122,7 @@ def _migrate(
     return choose_migration(rows, pairs, bounds.pop() if len(bounds) == 1 else None)
 
 
-def _pooled(path: Path, batches: Sequence[PackedBatch]) -> Float32Array:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_mem_pattern = False
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    inputs = onnx.load(path, load_external_data=False).graph  # weights aside
-    return np.concatenate([session.run([POOLED], feeds_of(inputs, batch))[0] for batch in batches])
-
-
-def _smallest_cosine(found: Float32Array, expected: Float32Array) -> float:
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    return float(((found * expected).sum(1) / np.maximum(lengths, 1e-12)).min())
+def _answer(path: Path, batches: Sequence[PackedBatch], task: Task) -> Float32Array:
+    graph = onnx.load(path, load_external_data=False)
+    session = open_beside(graph, path.parent)
+    return np.concatenate([run_judged(session, feeds_of(graph.graph, batch), batch, task) for batch in batches])

@@ -110,13 +110,19 @@ def choose_migration(
     tried = []
     for strength in _STRENGTHS:
         migration = Migration(_factors(largest, weights, strength), lowest, strength, 0.0)
-        rounded = [_round_rows(migration, rows) for rows in activations]
         errors = [
-            _relative_error(_product(rounded[index], round_weight(weight, migration)), wanted)
+            _relative_error(round_product(activations[index], weight, migration), wanted)
             for (index, weight), wanted in zip(products, exact, strict=True)
         ]
         tried.append(Migration(migration.factors, lowest, strength, float(np.mean(errors))))
     return min(tried, key=lambda migration: migration.error)
+
+
+def round_product(rows: Float32Array, weight: Float32Array, migration: Migration) -> Float32Array:
+    """What the integers make of rows (T, K) @ weight (K, N)."""
+    rounded = round_weight(weight, migration)
+    product: Float32Array = _round_rows(migration, rows) @ rounded.values
+    return product if rounded.offset is None else product + rounded.offset
 
 
 def _factors(largest: Float32Array, weights: Float32Array, strength: float) -> Float32Array:
@@ -136,11 +142,6 @@ def _round_rows(migration: Migration, rows: Float32Array) -> Float32Array:
     scales = np.maximum(np.abs(moved).max(1, keepdims=True) / np.float32(migration.steps), SMALLEST)
     rounded: Float32Array = np.rint(moved / scales) * scales
     return rounded
-
-
-def _product(rows: Float32Array, weight: RoundedWeight) -> Float32Array:
-    product: Float32Array = rows @ weight.values
-    return product if weight.offset is None else product + weight.offset
 
 
 def _relative_error(found: Float32Array, wanted: Float32Array) -> float:

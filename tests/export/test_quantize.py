@@ -15,7 +15,8 @@ from export.encoder import Activation, Encoder, EncoderConfig, Norm
 from export.errors import ExportError
 from export.graph import PackedModel, count_fused, export_graph
 from export.heads import EmbeddingHead
-from export.quantize import quantize
+from export.quantize import choose_groups, quantize
+from export.sensitivity import rank_groups
 from export.verify import verify_isolation
 from service.engine import Engine
 from service.packing import PackedBatch, pack
@@ -138,12 +139,26 @@ def test_what_loses_most_stays_in_fp32_when_the_cosine_is_missed(
 
     record = quantize(fp32_graph, tmp_path / "int8.onnx", batches, min_cosine=1.1)  # which nothing reaches
 
-    losses = sorted({product.error for product in every.products}, reverse=True)
-    worst = {product.name for product in every.products if product.error in losses[:4]}
-    assert set(record.kept_in_fp32) == worst  # half of the eight groups, and no more
-    assert {product.name for product in record.products} == {product.name for product in every.products} - worst
-    assert count_operators(tmp_path / "int8.onnx")["MatMul"] == len(worst)
+    groups, _ = choose_groups(fp32_graph, batches)
+    worst = rank_groups(fp32_graph, groups, batches[0], "embedding")[:4]  # half of the eight groups, and no more
+    assert set(record.kept_in_fp32) == {product.label for group in worst for product in group.products}
+    assert {product.name for product in every.products} == {
+        *record.kept_in_fp32,
+        *(product.name for product in record.products),
+    }
+    assert count_operators(tmp_path / "int8.onnx")["MatMul"] == len(record.kept_in_fp32)
     assert record.calibration_cosine > every.calibration_cosine
+
+
+def test_no_more_stays_in_fp32_than_the_cosine_needs(
+    fp32_graph: Path, batches: list[PackedBatch], tmp_path: Path
+) -> None:
+    lost = 1 - quantize(fp32_graph, tmp_path / "int8.onnx", batches).calibration_cosine
+
+    record = quantize(fp32_graph, tmp_path / "int8.onnx", batches, min_cosine=1 - 0.9 * lost)
+
+    assert 1 <= len(record.kept_in_fp32) < NUM_PRODUCTS // 2
+    assert record.calibration_cosine >= 1 - 0.9 * lost
 
 
 def test_weights_that_layers_share_stay_shared(tmp_path: Path, batches: list[PackedBatch]) -> None:
