@@ -83,7 +83,7 @@ def _go_in_circles(checkpoint: Path) -> None:
         (_remove_weights, POOLED, "neither model.safetensors"),
         (_remove_config, POOLED, "config.json: No such file"),
         (_claim_another_type, POOLED, "model_type 't5' is not supported"),
-        (_be_a_file, POOLED, "tiny: no model_type, and weights do not tell"),
+        (_be_a_file, POOLED, "tiny: not a readable safetensors file"),
         (_go_in_circles, POOLED, "tiny is not a directory; give the one"),
         (_leave_alone, [], "give --pooling mean|cls|last|max|mean_sqrt_len and --normalize"),
         (_leave_alone, ["--pooling", "mean"], "give --pooling mean|cls|last|max|mean_sqrt_len and --normalize"),
