@@ -16,6 +16,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import onnxruntime
 from rich.console import Console
 from rich.table import Table
@@ -143,7 +144,10 @@ def _open_tokenizer(bundle: Path) -> Tokenize:
 
 
 def _size(graph: Path) -> int:
-    return sum(file.stat().st_size for file in graph.parent.glob("*.onnx*"))
+    """Bytes of a graph and of its weights; what a file of weights holds for other graphs is not counted."""
+    tensors = onnx.load(graph, load_external_data=False).graph.initializer
+    outside = (entry for tensor in tensors for entry in tensor.external_data)
+    return graph.stat().st_size + sum(int(entry.value) for entry in outside if entry.key == "length")
 
 
 def _measure(trace_name: str, engines: Mapping[str, Engine], options: argparse.Namespace) -> dict[str, list[Slice]]:
