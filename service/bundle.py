@@ -250,13 +250,14 @@ def _check_ranges(manifest: Manifest) -> None:
     kind_of_input = "vocab_size" if manifest.input == "token_ids" else "input_size"
     for name in ("hidden_size", "output_size", "num_layers", "num_heads", "max_sequence_tokens", kind_of_input):
         if not 1 <= getattr(manifest, name) < 2**31:
-            raise ValueError(f"{name} is {getattr(manifest, name)}; it takes 1 and more")
+            raise ValueError(f"{name} is {getattr(manifest, name)}; it takes 1 to {2**31 - 1}")
     unused = ("input_size",) if manifest.input == "token_ids" else ("vocab_size", "type_vocab_size", "pad_token_id")
     for name in unused:
         if getattr(manifest, name):
             raise ValueError(f"{name} is {getattr(manifest, name)} for a model of {manifest.input}; it takes 0")
-    if not (0 <= manifest.type_vocab_size < 2**31 and 0 <= manifest.pad_token_id < 2**31):
-        raise ValueError("type_vocab_size or pad_token_id is below 0")
+    for name in ("type_vocab_size", "pad_token_id"):
+        if not 0 <= getattr(manifest, name) < 2**31:
+            raise ValueError(f"{name} is {getattr(manifest, name)}; it takes 0 to {2**31 - 1}")
     if not manifest.graphs:
         raise ValueError("graphs is empty; there is nothing to serve")
     if len(manifest.labels) != (manifest.output_size if manifest.task == "classification" else 0):

@@ -48,7 +48,7 @@ ort.disable_telemetry_events()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """sentence_embedding (B, E) and, where asked for, token_embeddings (T, E)."""
+    """sentence_embedding (B, output_size) and, where asked for, token_embeddings (T, E)."""
 
     sentence_embedding: Float32Array
     token_embeddings: Float32Array | None

@@ -9,8 +9,10 @@ from export.errors import ExportError
 from export.steps import export_checkpoint
 from service.bundle import Precision, read_bundle
 from service.engine import Engine, differences
+from service.errors import BundleError
 from service.packing import pack
 from tests.checkpoints import write_checkpoint
+from tests.own_models import write_own
 
 ALL: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 
@@ -92,3 +94,21 @@ def test_a_tolerance_out_of_range_is_refused(tiny: Path, tmp_path: Path, toleran
 def test_a_tolerance_that_nothing_uses_is_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--tolerance is what int8 or fp16 may lose"):
         export(tiny, tmp_path, "fp32", tolerance=0.1)
+
+
+def test_without_a_tokenizer_only_fp32_is_made_and_it_is_said_first(tmp_path: Path) -> None:
+    source = tmp_path / "mhsa"
+    source.mkdir()
+    write_own("mhsa", source)
+    with pytest.raises(ExportError, match="int8 is judged on texts, and this model has no tokenizer"):
+        export(source, tmp_path / "models", "fp32", "int8")
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_bundle_that_the_server_would_refuse_is_not_left_behind(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.steps.GOLDEN_TOLERANCE", 1e6)
+    with pytest.raises(BundleError, match="fp32 has a token_tolerance of 1000000"):
+        export(tiny, tmp_path / "models", "fp32")
+    assert not (tmp_path / "models").exists()
