@@ -152,7 +152,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _precisions(text: str) -> tuple[Precision, ...]:
     known = typing.get_args(Precision)
-    given = text.split(",")
+    given = [name.strip() for name in text.split(",")]
     if unknown := [name for name in given if name not in known]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
     return tuple(given)  # type: ignore[arg-type]  # each is one of the literals

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from export.attention import Packing
+from export.errors import ExportError
 from export.heads import Head
 from export.pooling import keep_nan, pool
 from service.bundle import Pooling
@@ -108,5 +109,10 @@ def _last_that_counts(rows: Tensor, packing: Packing, token_ids: Tensor, pad_tok
 
 
 def _labels(model: PreTrainedModel) -> list[str]:
+    """The name of each logit, which transformers looks up by its number. Raises `ExportError`."""
     names: dict[int, str] = model.config.id2label  # type: ignore[assignment]  # typed as read; the keys are made numbers
-    return [str(names[index]) for index in sorted(names)]
+    if names.keys() != set(range(len(names))) or not all(isinstance(name, str) for name in names.values()):
+        raise ExportError(
+            f"config.json: id2label is {names!r}; it must have a text for each of 0 to {len(names) - 1}; correct it"
+        )
+    return [names[index] for index in range(len(names))]

@@ -117,8 +117,10 @@ def _trace(model: PackedModel) -> torch.onnx.ONNXProgram:
             )
     except Exception as error:  # whatever the model's own code raises, wrapped by the exporter or not
         cause = error.__cause__ or error
+        # The one torch operator of attention; the exporter has no form of it that is dynamic in every dimension.
+        hint = "; attention must go through export.attention.attend" if "scaled_dot_product" in str(error) else ""
         raise ExportError(
-            f"torch {torch.__version__} cannot export this model: {type(cause).__name__}: {first_line(cause)}"
+            f"torch {torch.__version__} cannot export this model: {type(cause).__name__}: {first_line(cause)}{hint}"
         ) from error
     if program is None:
         raise ExportError(f"torch {torch.__version__} exported nothing; install the version in constraints.txt")

@@ -105,7 +105,8 @@ class Inspection:
     def _describe_parity(self) -> Iterator[str]:
         """Of fp32's batches the worst one, quantity by quantity; and what other precisions lose on text."""
         limits = {key: value for key, value in self.parity.items() if isinstance(value, float)}
-        yield f"parity     against PyTorch, {_list_numbers(limits)}"
+        kept = "" if "fp32" in self.bundle.manifest.graphs else " (the fp32 graph, from which the others were made)"
+        yield f"parity     against PyTorch{kept}, {_list_numbers(limits)}"
         for key in ("token_error", "pooled_error", "token_cosine", "pooled_cosine", "company_error"):
             is_cosine = key.endswith("_cosine")
             worst = (min if is_cosine else max)(self.parity["cases"], key=lambda case: case[key])

@@ -121,7 +121,11 @@ class _Rewriter:
         last = self._constant("last", np.array([-1]))
         largest = self._add("ReduceMax", [sizes, last], f"{name}/largest", keepdims=1)  # (T, 1)
         step = self._constant(f"step/{migration.steps}", np.float32(1 / migration.steps))
-        scales = self._add("Mul", [largest, step], f"{name}/scales")
+        steps = self._add("Mul", [largest, step], f"{name}/steps")
+        # ONNX Runtime's maximum passes over a NaN. The sum does not; 0 x NaN is NaN.
+        total = self._add("ReduceSum", [sizes, last], f"{name}/total", keepdims=1)  # (T, 1)
+        nothing = self._add("Mul", [total, self._constant("nothing", np.float32(0))], f"{name}/nothing")
+        scales = self._add("Add", [steps, nothing], f"{name}/scales")
         flat = self._add("Reshape", [scales, self._constant("flat", np.array([-1]))], f"{name}/flat")  # (T,)
         integers = self._add("QuantizeLinear", [moved, flat, *zeros], f"{name}/integers", axis=0)
         self._rounded[name] = integers, scales

@@ -158,7 +158,7 @@ def _call(what: str, forward: Any, shape: tuple[int, ...]) -> None:
     try:
         with torch.no_grad():
             found = forward()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ExportError(f"{what} failed: {_described(error)}") from error
     if not isinstance(found, Tensor) or found.shape != shape or found.dtype != torch.float32:
         kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

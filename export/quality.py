@@ -124,7 +124,7 @@ def require_quality(report: QualityReport) -> None:
     for is_missed, what in misses:
         if is_missed:
             raise ExportError(
-                f"{report.precision} loses too much: {what}. Leave {report.precision} out, or give a larger --tolerance"
+                f"{report.precision} loses too much: {what}. Export fp32 without it, or give a larger --tolerance"
             )
 
 

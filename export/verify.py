@@ -31,7 +31,7 @@ from export.grid import MAX_TOKENS_ALONE, SEED, UNEVEN, make_grid
 from export.heads import Head
 from export.quality import QualityReport
 from export.worst import describe_worst
-from service.engine import Engine, write_optimized
+from service.engine import Engine, first_line, write_optimized
 from service.packing import PackedBatch, pack
 from service.request import Float32Array, TokenSequence
 
@@ -179,13 +179,24 @@ def reference_answer(subject: Subject, head: Head, sequences: Sequence[TokenSequ
     if first:
         keywords["position_ids"] = torch.arange(first, first + width).unsqueeze(0)  # (1, S)
     with torch.no_grad():
-        hidden = subject.encoder(inputs, mask=mask, **keywords)  # (B, S, E)
+        hidden = _encode(subject, inputs, mask, keywords)  # (B, S, E)
         rows = [hidden[row, sequence.position_ids - first] for row, sequence in enumerate(sequences)]
         pooled = [
             head.reference(part, torch.from_numpy(sequence.token_ids))
             for part, sequence in zip(rows, sequences, strict=True)
         ]
     return Answer(torch.cat(rows).numpy(), torch.stack(pooled).numpy())
+
+
+def _encode(subject: Subject, inputs: Tensor, mask: Tensor, keywords: dict[str, Tensor]) -> Tensor:
+    try:
+        hidden: Tensor = subject.encoder(inputs, mask=mask, **keywords)
+    except (Exception, SystemExit) as error:  # whatever the model's own code raises
+        raise ExportError(
+            f"PyTorch cannot run this model on {len(inputs)} sequences of up to {inputs.shape[1]} tokens, which its "
+            f"configuration allows: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    return hidden
 
 
 def _compare(name: str, subject: Subject, head: Head, engine: Engine, sequences: list[TokenSequence]) -> CaseParity:

@@ -130,7 +130,9 @@ def graph_file(precision: Precision) -> str:
 def read_bundle(path: Path) -> Bundle:
     """Read and check a bundle. Raises `BundleError` with what is wrong and what to do."""
     if not (path / MANIFEST).is_file():
-        raise BundleError(f"{path}: no readable {MANIFEST} (no file of that name); {_AGAIN}")
+        raise BundleError(
+            f"{path}: no readable {MANIFEST} (no file of that name); give <models>/<name>/<version>, or {_AGAIN}"
+        )
     try:
         raw = (path / MANIFEST).read_bytes()
     except OSError as error:
@@ -290,6 +292,8 @@ def _is_of(value: object, hint: Any) -> bool:
         return isinstance(value, dict) and all(_is_of(k, of_key) and _is_of(v, of_item) for k, v in value.items())
     if get_origin(hint) is list:
         return isinstance(value, list) and all(_is_of(item, get_args(hint)[0]) for item in value)
+    if hint is str and isinstance(value, str):
+        return value == value.encode(errors="ignore").decode()  # protobuf takes no half of a surrogate pair
     return type(value) is hint or (hint is float and type(value) is int)
 
 

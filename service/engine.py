@@ -25,9 +25,13 @@ RealDevice = Literal["cpu", "cuda"]
 POOLED, TOKENS = "sentence_embedding", "token_embeddings"
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-# On a CPU the fused SkipLayerNormalization is slower than the Add and LayerNormalization that it replaces: whole runs
-# take 8 to 14% longer with it (MiniLM-L6, 20 to 500 tokens, one thread, ONNX Runtime 1.32, side by side).
-_SLOW_ON_CPU = ["SkipLayerNormFusion"]
+_OFF_ON_CPU = [
+    # Slower than the Add and LayerNormalization that it replaces: whole runs take 8 to 14% longer with it (MiniLM-L6,
+    # 20 to 500 tokens, one thread, ONNX Runtime 1.32, side by side).
+    "SkipLayerNormFusion",
+    # With an fp16 graph it ends the process (DeBERTa, ONNX Runtime 1.32); the exporter judges fp16 on a CPU.
+    "MatmulTransposeFusion",
+]
 _CUDA_OPTIONS = {
     # With ragged shapes the default doubles the arena at each new high-water mark.
     "arena_extend_strategy": "kSameAsRequested",
@@ -127,7 +131,7 @@ def _open(graph: Path, device: RealDevice, num_threads: int, optimized: Path | N
             str(graph),
             _session_options(num_threads, optimized),
             providers=providers,
-            disabled_optimizers=[] if device == "cuda" else _SLOW_ON_CPU,
+            disabled_optimizers=[] if device == "cuda" else _OFF_ON_CPU,
         )
     except Exception as error:
         raise StartupError(f"{graph}: ONNX Runtime {ort.__version__} cannot load it: {first_line(error)}") from error

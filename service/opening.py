@@ -31,7 +31,10 @@ def open_engine(bundle: Bundle, settings: Settings) -> tuple[Engine, Precision]:
             return _open(bundle, settings, device)
         except StartupError as error:
             log.warning("device auto: %s cannot be used, taking %s: %s", device, last, error)
-    return _open(bundle, settings, last)
+    engine, precision = _open(bundle, settings, last)
+    if settings.device == "auto":
+        log.warning("device auto: took %s", engine.provider)
+    return engine, precision
 
 
 def choose_precision(offered: Collection[Precision], wanted: PrecisionChoice, device: RealDevice) -> Precision:

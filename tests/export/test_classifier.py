@@ -219,3 +219,18 @@ class TestTheTask:
 
         with pytest.raises(ExportError, match=r"classifier\.weight has shape \(3, 32\), expected \(2, 32\)"):
             read_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize(
+        "id2label",
+        [{"-1": "n", "0": "z", "1": "p"}, {"1": "x", "2": "y", "3": "z"}, {"0": None, "1": "b", "2": "c"}],
+        ids=["from -1", "from 1", "no text"],
+    )
+    def test_labels_that_are_not_a_text_for_each_logit_are_refused(
+        self, tmp_path: Path, id2label: dict[str, str | None]
+    ) -> None:
+        _write(tmp_path, "bert")
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": id2label}))
+
+        with pytest.raises(ExportError, match=r"id2label is .*; it must have a text for each of 0 to 2"):
+            read_checkpoint(tmp_path)

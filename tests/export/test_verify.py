@@ -314,3 +314,18 @@ def test_a_transformers_model_is_its_own_reference(tiny_checkpoint: Path) -> Non
             token_type_ids=torch.tensor([[0, 0, 0, 1, 0, 1]]),
         ).last_hidden_state[0, [2, 3, 5]]
     assert np.array_equal(found.tokens, expected.numpy())
+
+
+class Exits(Altered):
+    """Leaves, as a user's own module might."""
+
+    def alter(self, rows: Tensor, packing: Packing) -> Tensor:
+        return rows
+
+    def forward(self, *arguments: object, mask: Tensor | None = None, **keywords: object) -> Tensor:
+        raise SystemExit(0)
+
+
+def test_a_model_that_pytorch_cannot_run_is_one_line(graph: Path) -> None:
+    with pytest.raises(ExportError, match=r"PyTorch cannot run this model on 1 sequences .*SystemExit"):
+        verify(_subject(Exits()), POOLING, graph)

@@ -173,7 +173,7 @@ def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     with (damaged / "model.fp32.onnx").open("ab") as file:
         file.write(b"x")
     with TestedServer(tmp_path) as server:
-        assert "model.onnx: sha256 is" in server.refusal()
+        assert "model.fp32.onnx: sha256 is" in server.refusal()
 
 
 def test_a_taken_port_is_refused_before_any_model_is_loaded(tiny_bundle: Path) -> None:

@@ -186,6 +186,7 @@ def test_what_is_no_json_object_is_refused(bundle: Path, text: str) -> None:
         (lambda content: content.update(task="classification"), "0 labels for 4 outputs of classification"),
         (lambda content: content.update(labels=["a"]), "1 labels for 4 outputs of embedding"),
         (lambda content: content.update(labels=[1]), "labels is [1]"),
+        (lambda content: content.update(prompts={"query": "\ud800"}), "prompts is {'query': '\\ud800'}"),
         (lambda content: content.update(default_prompt="query"), "default_prompt is 'query', which is none of prompts"),
         (lambda content: content.update(hidden_size="4"), "hidden_size is '4'"),
         (lambda content: content.update(hidden_size=4.0), "hidden_size is 4.0"),
@@ -353,7 +354,7 @@ def test_a_manifest_with_a_number_that_no_model_has_is_refused(bundle: Path, nam
     ("changes", "message"),
     [
         ({"input_size": 4}, "input_size is 4 for a model of token_ids; it takes 0"),
-        ({"input": "embeddings", "input_size": 0, "vocab_size": 0}, "input_size is 0; it takes 1 and more"),
+        ({"input": "embeddings", "input_size": 0, "vocab_size": 0}, "input_size is 0; it takes 1 to 2147483647"),
         ({"input": "embeddings", "input_size": 4, "vocab_size": 9}, "vocab_size is 9 for a model of embeddings"),
     ],
 )

@@ -256,7 +256,7 @@ def test_tokens_are_computed_only_where_they_are_wanted(lookup: Path, monkeypatc
     assert asked == [[engine_module.POOLED], [engine_module.POOLED, engine_module.TOKENS]]
 
 
-def test_the_fusion_that_slows_a_cpu_is_off_there(lookup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fusions_that_slow_a_cpu_or_end_it_are_off_there(lookup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[str]] = []
     real = ort.InferenceSession
 
@@ -266,4 +266,4 @@ def test_the_fusion_that_slows_a_cpu_is_off_there(lookup: Path, monkeypatch: pyt
 
     monkeypatch.setattr(ort, "InferenceSession", recorded)
     Engine(lookup, device="cpu", num_cpus=2)
-    assert given == [["SkipLayerNormFusion"]] * 2
+    assert given == [["SkipLayerNormFusion", "MatmulTransposeFusion"]] * 2

@@ -93,3 +93,9 @@ def test_auto_takes_the_cpu_where_cuda_does_not_work_and_says_why(
         engine, precision = open_engine(bundle, SETTINGS)
     assert (engine.provider, precision) == ("CPUExecutionProvider", "int8")
     assert "cuda cannot be used, taking cpu: device cuda: ONNX Runtime fell back" in caplog.text
+
+
+def test_auto_says_what_it_took(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        open_engine(bundle, SETTINGS)
+    assert caplog.records[-1].getMessage() == "device auto: took CPUExecutionProvider"

@@ -35,3 +35,14 @@ def test_a_long_model_is_verified_within_memory(tmp_path: Path) -> None:
     assert max(case.longest for case in report.cases) == 2048
     assert max(sequence.num_tokens for sequence in bundle.golden.sequences) == 512
     assert "last columns" in {case.name for case in report.cases}
+
+
+def test_deberta_in_fp16_does_not_end_the_process(tmp_path: Path) -> None:
+    """ONNX Runtime's MatmulTransposeFusion did, while it opened the graph."""
+    write_checkpoint("deberta-v2", tmp_path / "tiny")
+
+    path, _ = export_checkpoint(
+        tmp_path / "tiny", tmp_path / "models", pooling="mean", normalize=False, precisions=("fp16",)
+    )
+
+    assert read_bundle(path).manifest.graphs.keys() == {"fp16"}

@@ -20,7 +20,8 @@ def support_table() -> str:
     for name in OWN_MODELS:
         shown = "`--module PACKAGE.MODULE:BUILD`" if name == "module" else f"`{name}`"
         precisions = "with a tokenizer" if name == "mhsa_encoder" else "no: judged on texts"
-        rows.append(f"| {shown} | {'token ids' if name == 'mhsa_encoder' else 'vectors'} | yes | no | {precisions} |")
+        inputs = {"mhsa_encoder": "token ids", "module": "vectors or token ids"}.get(name, "vectors")
+        rows.append(f"| {shown} | {inputs} | yes | no | {precisions} |")
     rows += [f"| `{name}` | refused: {reason} | | | |" for name, reason in sorted(REFUSED.items())]
     return "\n".join(rows)
 
