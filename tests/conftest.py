@@ -3,12 +3,17 @@
 `minilm_*` is the real all-MiniLM-L6-v2; `tiny_*` a random BERT for tests that care for the server and not for numbers.
 """
 
+import signal
 import string
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Where tests run in the background, a shell or nohup has these ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same examples in every run: a failure in CI is one that anybody can repeat.
 settings.register_profile("fixed", derandomize=True)
