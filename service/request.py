@@ -6,6 +6,7 @@ it is touched under the batcher's lock; everything else by the event loop's thre
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,14 @@ from service.errors import RequestError
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
+
+
+class Priority(IntEnum):
+    """How urgent a request is to its caller. The numbers are Triton's, where 1 is the most urgent."""
+
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,9 @@ class Encoding:
 class Request:
     """One caller's sequences and what has become of them. Times are monotonic seconds.
 
+    `caller` is who shares the server fairly with others; all without a name are one. `num_bytes` is what the request
+    holds in memory while it is in flight: its message and its answer.
+
     `is_queued`, `num_queued_sequences` and `num_queued_tokens` are the scheduler's own notes.
     """
 
@@ -79,6 +91,9 @@ class Request:
     wants_tokens: bool
     arrival: float
     deadline: float | None
+    priority: Priority = Priority.NORMAL
+    caller: str = ""
+    num_bytes: int = 0
     on_settled: Callable[[], None] = lambda: None
     encodings: list[Encoding | None] = field(init=False)
     error: RequestError | None = field(init=False, default=None)
