@@ -1,0 +1,85 @@
+"""Keeps the cost model true while the machine changes under it: a noisy neighbour, a lower clock, a moved pod.
+
+Runs are gathered in windows. If the middle run of a full window took over 20% more or less than predicted, the model
+is fitted again to the window's runs and to itself, scaled by that much. Of itself, because a window may hold one shape
+only, which tells nothing of the others; scaled, because what slows one shape slows all. The middle one, because a
+neighbour's burst or a page fault is not the machine's speed: up to half of the runs may be disturbed.
+
+It must be told of runs of one kind alone. A model measured with all runners busy says nothing of a run that has the
+machine to itself; the batcher tells of a run unless it was the only one on an engine of several runners.
+
+Synchronous, without a clock or threads; the caller's lock guards `observe`, and the figures may be read without it.
+"""
+
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from service.cost_model import CostModel, Sample, fit
+
+WINDOW_RUNS = 64
+MAX_DRIFT = 0.2
+# Runs further than that from the middle one were disturbed and are not fitted.
+_OUTLIER = 3.0
+# Far enough apart for the three numbers of the model to be found again from its own predictions.
+_ANCHORS = ((1, 16), (16, 16), (1, 128), (4, 128), (1, 512))
+_LEAST_SECONDS = 1e-6
+# The length that a full batch is made of until one has been seen.
+_SHORT_TOKENS = 16
+# So many runs of at least half the budget make a window one of a loaded machine.
+_LOADED_RUNS = WINDOW_RUNS // 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    run: Sample
+    drift: float
+
+
+class CostTracker:
+    """The cost model in force.
+
+    `token_seconds` are what a token really takes one runner under load, `drift` is observed over predicted seconds of
+    the last window's middle run, and `worst_error` the largest relative error in it, its worst tenth left out; until a
+    window is full, what the calibration says.
+    """
+
+    def __init__(self, cost: CostModel, max_batch_tokens: int, worst_error: float = 0.0) -> None:
+        self.cost = cost
+        self.token_seconds = _full_batch_seconds(cost, max_batch_tokens) / max_batch_tokens
+        self.drift = 1.0
+        self.worst_error = worst_error
+        self.num_refits = 0
+        self._max_batch_tokens = max_batch_tokens
+        self._window: list[_Observation] = []
+
+    def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float) -> None:
+        """One run of the kind that the model is of."""
+        seconds = max(seconds, _LEAST_SECONDS)
+        predicted = max(self.cost.seconds(num_sequences, num_tokens, longest), _LEAST_SECONDS)
+        run = Sample(num_sequences, num_tokens, longest, seconds)
+        self._window.append(_Observation(run, seconds / predicted))
+        if len(self._window) == WINDOW_RUNS:
+            self._judge(self._window)
+            self._window = []
+
+    def _judge(self, window: list[_Observation]) -> None:
+        self.drift = median(one.drift for one in window)
+        self.worst_error = quantiles((abs(one.drift - 1) for one in window), n=10)[-1]
+        if abs(self.drift - 1) > MAX_DRIFT:
+            usable = [one.run for one in window if 1 / _OUTLIER < one.drift / self.drift < _OUTLIER]
+            self.cost = fit([*_scaled(self.cost, self.drift), *usable])
+            self.token_seconds *= self.drift
+            self.num_refits += 1
+        # Small runs cost more a token, and there are none but small ones while little is asked for.
+        loaded = [one.run for one in window if 2 * one.run.num_tokens >= self._max_batch_tokens]
+        if len(loaded) >= _LOADED_RUNS:
+            self.token_seconds = sum(run.seconds for run in loaded) / sum(run.num_tokens for run in loaded)
+
+
+def _full_batch_seconds(cost: CostModel, max_batch_tokens: int) -> float:
+    length = min(_SHORT_TOKENS, max_batch_tokens)
+    return cost.seconds(max_batch_tokens // length, max_batch_tokens, length)
+
+
+def _scaled(cost: CostModel, factor: float) -> list[Sample]:
+    return [Sample(b, b * s, s, max(factor * cost.seconds(b, b * s, s), _LEAST_SECONDS)) for b, s in _ANCHORS]
