@@ -11,6 +11,10 @@ from service.errors import StartupError
 
 def main() -> None:
     """Serve until told to stop. Exit code 0 after a drain, 1 if the engine died, 2 if it could not start."""
+    if sys.argv[1:2] == ["healthcheck"]:
+        from service import healthcheck  # gRPC, which `mhsa-serve --help` can do without
+
+        sys.exit(healthcheck.main(sys.argv[2:]))
     try:
         settings = parse_settings(sys.argv[1:])
         logging.basicConfig(

@@ -149,6 +149,15 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     return Settings(**given)
 
 
+def read_setting(name: str, environment: Mapping[str, str] = os.environ) -> Any:
+    """A field as the environment or its default has it, for what starts no server. Raises `StartupError`."""
+    [f] = (f for f in _fields() if f.name == name)
+    text = environment.get(variable(name))
+    if text is None or _is_link(variable(name), text):
+        return f.default
+    return _from_environment(f, get_type_hints(Settings)[name], text)
+
+
 def _is_link(name: str, text: str) -> bool:
     return bool(_LINK_NAME.fullmatch(name) or _LINK_VALUE.fullmatch(text))
 

@@ -1,0 +1,117 @@
+"""`mhsa-serve healthcheck`: is the server beside us serving? For a container's HEALTHCHECK and for exec probes.
+
+It is started every few seconds on a machine that has better things to do, so it imports gRPC and nothing heavier. It
+reads the server's own environment, so that a port is told once. Exit codes are 0 and 1: Docker keeps 2 to itself.
+
+A server's certificate names what its clients call it, not 127.0.0.1, so the check trusts the certificate that it is
+shown, as the kubelet does. An expired one fails: no client can call then.
+"""
+
+import argparse
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from service.config import read_setting
+from service.errors import StartupError
+
+# protos.encoder_pb2 would tell, at the price of building every message of the API.
+READY = "mhsa.encoder.v1.EncoderService"
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what cannot be called: where it listens too
+
+
+class NotServingError(Exception):
+    """The server does not serve, or does not answer; the text is one line."""
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+    """Ask once; 0 if the answer is SERVING, else 1 with a line on stderr."""
+    try:
+        options = _parse(arguments, environment)
+        check(options.target, options.service, is_tls=options.tls, seconds=options.timeout)
+    except (NotServingError, StartupError) as error:
+        sys.stderr.write(f"mhsa-serve healthcheck: {error}\n")
+        return 1
+    return 0
+
+
+def check(target: str, service: str, *, is_tls: bool, seconds: float) -> None:
+    """Raises `NotServingError` unless `service` is SERVING at `target`, HOST:PORT, within so many seconds."""
+    # A proxy for the outside world has no way to a container's own loopback.
+    options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+    try:
+        if is_tls:
+            certificate, name = _shown_certificate(target, seconds)
+            options.append(("grpc.ssl_target_name_override", name))
+            credentials = grpc.ssl_channel_credentials(certificate.encode())
+            channel = grpc.secure_channel(target, credentials, options)
+        else:
+            channel = grpc.insecure_channel(target, options)
+        with channel:
+            answer = HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=seconds)
+    except grpc.RpcError as error:
+        raise NotServingError(f"{target}: {error.code().name}: {error.details()}") from None
+    except OSError as error:
+        raise NotServingError(f"{target}: {error}") from None
+    if answer.status != HealthCheckResponse.SERVING:
+        raise NotServingError(f"{target}: {HealthCheckResponse.ServingStatus.Name(answer.status)}")
+
+
+def _shown_certificate(target: str, seconds: float) -> tuple[str, str]:
+    """The certificate of the server, and a name that it is good for. Raises `OSError`."""
+    host, _, port = target.rpartition(":")
+    address = (host.strip("[]"), int(port))
+    shown = ssl.get_server_certificate(address, timeout=seconds)
+    context = ssl.create_default_context(cadata=shown)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever signed it does not matter
+    with socket.create_connection(address, seconds) as plain, context.wrap_socket(plain) as connection:
+        decoded = connection.getpeercert() or {}
+    names = [entry[1] for entry in decoded.get("subjectAltName", ())]
+    return shown, str(names[0]) if names else ""
+
+
+def _parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="mhsa-serve healthcheck",
+        description="Exit 0 if the server answers SERVING, else 1.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--target", help="HOST:PORT (default: MHSA_HOST and MHSA_GRPC_PORT, as the server takes them)")
+    parser.add_argument(
+        "--service",
+        default=READY,
+        help="health service to ask for; '' is whether the process lives (default: %(default)s, whether it serves)",
+    )
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="the server speaks TLS; its certificate is not verified (on by MHSA_TLS_CERT)",
+    )
+    options = parser.parse_args(arguments)
+    options.target = options.target or _own_target(environment)
+    options.tls = options.tls or read_setting("tls_cert", environment) is not None
+    if not options.target.rpartition(":")[2].isdecimal():
+        raise StartupError(f"--target {options.target[:64]!r} is not HOST:PORT")
+    return options
+
+
+def _own_target(environment: Mapping[str, str]) -> str:
+    host, port = read_setting("host", environment), read_setting("grpc_port", environment)
+    if port == 0:
+        raise StartupError("MHSA_GRPC_PORT is 0, so only the server knows its port; give --target HOST:PORT")
+    host = _ANY_HOST.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(message)

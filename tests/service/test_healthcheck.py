@@ -1,0 +1,148 @@
+"""The check of a server's health, against real gRPC servers."""
+
+import datetime
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from deploy.process import free_ports
+from protos import encoder_pb2
+from service.healthcheck import READY, main
+
+SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+
+
+@contextmanager
+def serving(credentials: grpc.ServerCredentials | None = None, **statuses: int) -> Iterator[str]:
+    """A health service on a free port; its address. `ready` and `live` name the two services that are asked for."""
+    servicer = HealthServicer()
+    servicer.set(READY, statuses.get("ready", SERVING))
+    servicer.set("", statuses.get("live", SERVING))
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_HealthServicer_to_server(servicer, server)
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def tls(*names: str, not_after: datetime.datetime | None = None) -> grpc.ServerCredentials:
+    leaf = trustme.CA().issue_cert(*names, not_after=not_after)
+    chain = b"".join(pem.bytes() for pem in leaf.cert_chain_pems)
+    return grpc.ssl_server_credentials([(leaf.private_key_pem.bytes(), chain)])
+
+
+def test_a_serving_server_is_0_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as target:
+        assert main(["--target", target], {}) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_server_that_does_not_serve_is_1_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(ready=NOT_SERVING) as target:
+        assert main(["--target", target], {}) == 1
+    assert capsys.readouterr().err == f"mhsa-serve healthcheck: {target}: NOT_SERVING\n"
+
+
+def test_the_service_asked_for_is_the_one_that_counts() -> None:
+    with serving(ready=NOT_SERVING, live=SERVING) as target:
+        assert main(["--target", target, "--service", ""], {}) == 0
+
+
+def test_a_service_that_is_not_there_is_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as target:
+        assert main(["--target", target, "--service", "other"], {}) == 1
+    assert "NOT_FOUND" in capsys.readouterr().err
+
+
+def test_nobody_there_is_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    [port] = free_ports(1)
+    assert main(["--target", f"127.0.0.1:{port}"], {}) == 1
+    error = capsys.readouterr().err
+    assert (error.count("\n"), "UNAVAILABLE" in error) == (1, True)
+
+
+@pytest.mark.parametrize("flags", [[], ["--tls"]])
+def test_a_server_that_is_silent_is_1_after_the_timeout(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["--target", target, "--timeout", "0.2", *flags], {}) == 1
+    assert re.search("DEADLINE_EXCEEDED|timed out", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "localhost"])
+def test_without_a_target_the_server_of_the_same_environment_is_asked(host: str) -> None:
+    with serving() as target:
+        assert main([], {"MHSA_HOST": host, "MHSA_GRPC_PORT": target.partition(":")[2]}) == 0
+
+
+def test_a_port_that_only_the_server_knows_must_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([], {"MHSA_GRPC_PORT": "0"}) == 1
+    assert "give --target" in capsys.readouterr().err
+
+
+def test_an_ipv6_address_is_bracketed(capsys: pytest.CaptureFixture[str]) -> None:
+    [port] = free_ports(1)
+    assert main([], {"MHSA_HOST": "::", "MHSA_GRPC_PORT": str(port)}) == 1
+    assert f"[::1]:{port}: UNAVAILABLE" in capsys.readouterr().err
+
+
+def test_a_proxy_is_not_for_the_server_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = free_ports(1)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    with serving() as target:
+        assert main(["--target", target], {}) == 0
+
+
+@pytest.mark.parametrize("names", [["a.example.com"], ["*.example.com"], ["10.1.2.3"], ["a.example", "b.example"]])
+def test_tls_is_spoken_whatever_the_certificate_names(names: list[str]) -> None:
+    with serving(tls(*names)) as target:
+        assert main(["--target", target], {"MHSA_TLS_CERT": "/run/tls.crt"}) == 0
+        assert main(["--target", target, "--tls"], {}) == 0
+
+
+def test_an_expired_certificate_is_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(tls("a.example", not_after=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))) as target:
+        assert main(["--target", target, "--tls"], {}) == 1
+    assert "expired" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["--port", "1"], "--port"), (["--timeout", "soon"], "--timeout"), (["--target", "here"], "HOST:PORT")],
+)
+def test_bad_usage_is_1_since_docker_keeps_2(
+    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments, {}) == 1
+    error = capsys.readouterr().err
+    assert (error.count("\n"), word in error) == (1, True)
+
+
+def test_the_service_of_a_ready_server_is_our_api() -> None:
+    assert encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name == READY
+
+
+def test_the_command_imports_nothing_heavy() -> None:
+    [port] = free_ports(1)
+    command = [sys.executable, "-X", "importtime", "-m", "service", "healthcheck", "--target", f"127.0.0.1:{port}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert done.returncode == 1
+    assert "service.healthcheck" in imported
+    heavy = {"numpy", "onnxruntime", "prometheus_client", "protos.encoder_pb2", "service.server"}
+    assert imported & heavy == set()
