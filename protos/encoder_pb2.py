@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/encoder.proto\x12\x0fmhsa.encoder.v1\"\xee\x01\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x0f\n\x07lengths\x18\x04 \x03(\r\x12\x16\n\x0etoken_type_ids\x18\x05 \x01(\x0c\x12\'\n\x06output\x18\x06 \x01(\x0e\x32\x17.mhsa.encoder.v1.Output\x12\x30\n\x0bvector_type\x18\x07 \x01(\x0e\x32\x1b.mhsa.encoder.v1.VectorType\x12\x12\n\ndimensions\x18\x08 \x01(\r\x12\x12\n\nembeddings\x18\t \x01(\x0c\"P\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"\xdb\x01\n\x0e\x45ncodeResponse\x12\x0e\n\x06pooled\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x30\n\x0bvector_type\x18\x05 \x01(\x0e\x32\x1b.mhsa.encoder.v1.VectorType\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.mhsa.encoder.v1.Timings\x12\x0f\n\x07version\x18\x08 \x01(\t\"R\n\x13\x45ncodeStreamRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.mhsa.encoder.v1.EncodeRequest\"\x8a\x01\n\x14\x45ncodeStreamResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x33\n\x08response\x18\x02 \x01(\x0b\x32\x1f.mhsa.encoder.v1.EncodeResponseH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.mhsa.encoder.v1.ErrorH\x00\x42\x08\n\x06result\"=\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_seconds\x18\x03 \x01(\x01\"1\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xfd\x03\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x17\n\x0ftype_vocab_size\x18\x05 \x01(\r\x12\x14\n\x0cpad_token_id\x18\x06 \x01(\r\x12\x0f\n\x07pooling\x18\x07 \x01(\t\x12\x12\n\nnormalized\x18\x08 \x01(\x08\x12\'\n\x06limits\x18\t \x01(\x0b\x32\x17.mhsa.encoder.v1.Limits\x12\x11\n\tprecision\x18\n \x01(\t\x12\x1a\n\x12\x65xecution_provider\x18\x0b \x01(\t\x12\x15\n\rbundle_digest\x18\x0c \x01(\t\x12\r\n\x05input\x18\r \x01(\t\x12\x12\n\ninput_size\x18\x0e \x01(\r\x12\x0c\n\x04task\x18\x14 \x01(\t\x12\x13\n\x0boutput_size\x18\x15 \x01(\r\x12\x0e\n\x06labels\x18\x16 \x03(\t\x12?\n\x07prompts\x18\x17 \x03(\x0b\x32..mhsa.encoder.v1.GetModelResponse.PromptsEntry\x12\x16\n\x0e\x64\x65\x66\x61ult_prompt\x18\x18 \x01(\t\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x96\x01\n\x06Limits\x12\x1b\n\x13max_sequence_tokens\x18\x01 \x01(\r\x12\x1d\n\x15max_request_sequences\x18\x02 \x01(\r\x12\x1a\n\x12max_request_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x05 \x01(\x04*d\n\x06Output\x12\x16\n\x12OUTPUT_UNSPECIFIED\x10\x00\x12\x11\n\rOUTPUT_POOLED\x10\x01\x12\x11\n\rOUTPUT_TOKENS\x10\x02\x12\x1c\n\x18OUTPUT_POOLED_AND_TOKENS\x10\x03*[\n\nVectorType\x12\x1b\n\x17VECTOR_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13VECTOR_TYPE_FLOAT32\x10\x01\x12\x17\n\x13VECTOR_TYPE_FLOAT16\x10\x02\x32\x8d\x02\n\x0e\x45ncoderService\x12I\n\x06\x45ncode\x12\x1e.mhsa.encoder.v1.EncodeRequest\x1a\x1f.mhsa.encoder.v1.EncodeResponse\x12_\n\x0c\x45ncodeStream\x12$.mhsa.encoder.v1.EncodeStreamRequest\x1a%.mhsa.encoder.v1.EncodeStreamResponse(\x01\x30\x01\x12O\n\x08GetModel\x12 .mhsa.encoder.v1.GetModelRequest\x1a!.mhsa.encoder.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/encoder.proto\x12\x0fmhsa.encoder.v1\"\x9b\x02\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x0f\n\x07lengths\x18\x04 \x03(\r\x12\x16\n\x0etoken_type_ids\x18\x05 \x01(\x0c\x12\'\n\x06output\x18\x06 \x01(\x0e\x32\x17.mhsa.encoder.v1.Output\x12\x30\n\x0bvector_type\x18\x07 \x01(\x0e\x32\x1b.mhsa.encoder.v1.VectorType\x12\x12\n\ndimensions\x18\x08 \x01(\r\x12\x12\n\nembeddings\x18\t \x01(\x0c\x12+\n\x08priority\x18\n \x01(\x0e\x32\x19.mhsa.encoder.v1.Priority\"P\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"\xdb\x01\n\x0e\x45ncodeResponse\x12\x0e\n\x06pooled\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x30\n\x0bvector_type\x18\x05 \x01(\x0e\x32\x1b.mhsa.encoder.v1.VectorType\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.mhsa.encoder.v1.Timings\x12\x0f\n\x07version\x18\x08 \x01(\t\"R\n\x13\x45ncodeStreamRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.mhsa.encoder.v1.EncodeRequest\"\x8a\x01\n\x14\x45ncodeStreamResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x33\n\x08response\x18\x02 \x01(\x0b\x32\x1f.mhsa.encoder.v1.EncodeResponseH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.mhsa.encoder.v1.ErrorH\x00\x42\x08\n\x06result\"=\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_seconds\x18\x03 \x01(\x01\"1\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xfd\x03\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x17\n\x0ftype_vocab_size\x18\x05 \x01(\r\x12\x14\n\x0cpad_token_id\x18\x06 \x01(\r\x12\x0f\n\x07pooling\x18\x07 \x01(\t\x12\x12\n\nnormalized\x18\x08 \x01(\x08\x12\'\n\x06limits\x18\t \x01(\x0b\x32\x17.mhsa.encoder.v1.Limits\x12\x11\n\tprecision\x18\n \x01(\t\x12\x1a\n\x12\x65xecution_provider\x18\x0b \x01(\t\x12\x15\n\rbundle_digest\x18\x0c \x01(\t\x12\r\n\x05input\x18\r \x01(\t\x12\x12\n\ninput_size\x18\x0e \x01(\r\x12\x0c\n\x04task\x18\x14 \x01(\t\x12\x13\n\x0boutput_size\x18\x15 \x01(\r\x12\x0e\n\x06labels\x18\x16 \x03(\t\x12?\n\x07prompts\x18\x17 \x03(\x0b\x32..mhsa.encoder.v1.GetModelResponse.PromptsEntry\x12\x16\n\x0e\x64\x65\x66\x61ult_prompt\x18\x18 \x01(\t\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x96\x01\n\x06Limits\x12\x1b\n\x13max_sequence_tokens\x18\x01 \x01(\r\x12\x1d\n\x15max_request_sequences\x18\x02 \x01(\r\x12\x1a\n\x12max_request_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x05 \x01(\x04*d\n\x06Output\x12\x16\n\x12OUTPUT_UNSPECIFIED\x10\x00\x12\x11\n\rOUTPUT_POOLED\x10\x01\x12\x11\n\rOUTPUT_TOKENS\x10\x02\x12\x1c\n\x18OUTPUT_POOLED_AND_TOKENS\x10\x03*[\n\nVectorType\x12\x1b\n\x17VECTOR_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13VECTOR_TYPE_FLOAT32\x10\x01\x12\x17\n\x13VECTOR_TYPE_FLOAT16\x10\x02*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x10\n\x0cPRIORITY_LOW\x10\x03\x32\x8d\x02\n\x0e\x45ncoderService\x12I\n\x06\x45ncode\x12\x1e.mhsa.encoder.v1.EncodeRequest\x1a\x1f.mhsa.encoder.v1.EncodeResponse\x12_\n\x0c\x45ncodeStream\x12$.mhsa.encoder.v1.EncodeStreamRequest\x1a%.mhsa.encoder.v1.EncodeStreamResponse(\x01\x30\x01\x12O\n\x08GetModel\x12 .mhsa.encoder.v1.GetModelRequest\x1a!.mhsa.encoder.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETMODELRESPONSE_PROMPTSENTRY']._loaded_options = None
   _globals['_GETMODELRESPONSE_PROMPTSENTRY']._serialized_options = b'8\001'
-  _globals['_OUTPUT']._serialized_start=1590
-  _globals['_OUTPUT']._serialized_end=1690
-  _globals['_VECTORTYPE']._serialized_start=1692
-  _globals['_VECTORTYPE']._serialized_end=1783
+  _globals['_OUTPUT']._serialized_start=1635
+  _globals['_OUTPUT']._serialized_end=1735
+  _globals['_VECTORTYPE']._serialized_start=1737
+  _globals['_VECTORTYPE']._serialized_end=1828
+  _globals['_PRIORITY']._serialized_start=1830
+  _globals['_PRIORITY']._serialized_end=1924
   _globals['_ENCODEREQUEST']._serialized_start=42
-  _globals['_ENCODEREQUEST']._serialized_end=280
-  _globals['_TIMINGS']._serialized_start=282
-  _globals['_TIMINGS']._serialized_end=362
-  _globals['_ENCODERESPONSE']._serialized_start=365
-  _globals['_ENCODERESPONSE']._serialized_end=584
-  _globals['_ENCODESTREAMREQUEST']._serialized_start=586
-  _globals['_ENCODESTREAMREQUEST']._serialized_end=668
-  _globals['_ENCODESTREAMRESPONSE']._serialized_start=671
-  _globals['_ENCODESTREAMRESPONSE']._serialized_end=809
-  _globals['_ERROR']._serialized_start=811
-  _globals['_ERROR']._serialized_end=872
-  _globals['_GETMODELREQUEST']._serialized_start=874
-  _globals['_GETMODELREQUEST']._serialized_end=923
-  _globals['_GETMODELRESPONSE']._serialized_start=926
-  _globals['_GETMODELRESPONSE']._serialized_end=1435
-  _globals['_GETMODELRESPONSE_PROMPTSENTRY']._serialized_start=1389
-  _globals['_GETMODELRESPONSE_PROMPTSENTRY']._serialized_end=1435
-  _globals['_LIMITS']._serialized_start=1438
-  _globals['_LIMITS']._serialized_end=1588
-  _globals['_ENCODERSERVICE']._serialized_start=1786
-  _globals['_ENCODERSERVICE']._serialized_end=2055
+  _globals['_ENCODEREQUEST']._serialized_end=325
+  _globals['_TIMINGS']._serialized_start=327
+  _globals['_TIMINGS']._serialized_end=407
+  _globals['_ENCODERESPONSE']._serialized_start=410
+  _globals['_ENCODERESPONSE']._serialized_end=629
+  _globals['_ENCODESTREAMREQUEST']._serialized_start=631
+  _globals['_ENCODESTREAMREQUEST']._serialized_end=713
+  _globals['_ENCODESTREAMRESPONSE']._serialized_start=716
+  _globals['_ENCODESTREAMRESPONSE']._serialized_end=854
+  _globals['_ERROR']._serialized_start=856
+  _globals['_ERROR']._serialized_end=917
+  _globals['_GETMODELREQUEST']._serialized_start=919
+  _globals['_GETMODELREQUEST']._serialized_end=968
+  _globals['_GETMODELRESPONSE']._serialized_start=971
+  _globals['_GETMODELRESPONSE']._serialized_end=1480
+  _globals['_GETMODELRESPONSE_PROMPTSENTRY']._serialized_start=1434
+  _globals['_GETMODELRESPONSE_PROMPTSENTRY']._serialized_end=1480
+  _globals['_LIMITS']._serialized_start=1483
+  _globals['_LIMITS']._serialized_end=1633
+  _globals['_ENCODERSERVICE']._serialized_start=1927
+  _globals['_ENCODERSERVICE']._serialized_end=2196
 # @@protoc_insertion_point(module_scope)

@@ -71,6 +71,36 @@ VECTOR_TYPE_FLOAT16: VectorType.ValueType  # 2
 """IEEE 754 binary16, rounded to nearest even from float32."""
 Global___VectorType: _TypeAlias = VectorType  # noqa: Y015
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    """The same as PRIORITY_NORMAL."""
+    PRIORITY_HIGH: _Priority.ValueType  # 1
+    """Somebody is waiting. The numbers are Triton's, where 1 is the most urgent."""
+    PRIORITY_NORMAL: _Priority.ValueType  # 2
+    """Neither."""
+    PRIORITY_LOW: _Priority.ValueType  # 3
+    """Nobody is waiting: work in the background."""
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """How urgent a request is beside the others that wait. A higher class goes first; a request of a lower one that has
+    waited long enough is taken all the same, so none waits for ever.
+    """
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+"""The same as PRIORITY_NORMAL."""
+PRIORITY_HIGH: Priority.ValueType  # 1
+"""Somebody is waiting. The numbers are Triton's, where 1 is the most urgent."""
+PRIORITY_NORMAL: Priority.ValueType  # 2
+"""Neither."""
+PRIORITY_LOW: Priority.ValueType  # 3
+"""Nobody is waiting: work in the background."""
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 @_typing.final
 class EncodeRequest(_message.Message):
     """A ragged batch of B sequences with T tokens in all."""
@@ -86,6 +116,7 @@ class EncodeRequest(_message.Message):
     VECTOR_TYPE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name. May be empty where the server serves exactly one model."""
     version: _builtins.str
@@ -106,6 +137,8 @@ class EncodeRequest(_message.Message):
     """For a model of vectors, in place of token_ids: T x input_size little-endian float32, all finite, all sequences back
     to back. GetModel tells which of the two a model takes.
     """
+    priority: Global___Priority.ValueType
+    """How urgent it is."""
     @_builtins.property
     def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """B lengths, each at least 1, whose sum is T."""
@@ -122,10 +155,11 @@ class EncodeRequest(_message.Message):
         vector_type: Global___VectorType.ValueType = ...,
         dimensions: _builtins.int = ...,
         embeddings: _builtins.bytes = ...,
+        priority: Global___Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "embeddings", b"embeddings", "lengths", b"lengths", "model", b"model", "output", b"output", "token_ids", b"token_ids", "token_type_ids", b"token_type_ids", "vector_type", b"vector_type", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "embeddings", b"embeddings", "lengths", b"lengths", "model", b"model", "output", b"output", "priority", b"priority", "token_ids", b"token_ids", "token_type_ids", b"token_type_ids", "vector_type", b"vector_type", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -465,7 +465,11 @@ class ModelInferRequest(_message.Message):
     model_version: _builtins.str
     id: _builtins.str
     @_builtins.property
-    def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]: ...
+    def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
+        """timeout: microseconds, shortens the call's deadline; priority: 1 high, 2 normal, 3 low. Of either 0 is the default,
+        as int64_param or uint64_param. sequence_*, shared_memory_* and classification are refused, all others ignored.
+        """
+
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInferRequest.InferInputTensor]: ...
     @_builtins.property

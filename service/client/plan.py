@@ -16,12 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from protos.encoder_pb2 import (
     OUTPUT_TOKENS,
+    PRIORITY_HIGH,
+    PRIORITY_LOW,
+    PRIORITY_NORMAL,
+    PRIORITY_UNSPECIFIED,
     VECTOR_TYPE_FLOAT16,
     VECTOR_TYPE_FLOAT32,
     EncodeRequest,
     EncodeResponse,
     GetModelResponse,
     Output,
+    Priority,
 )
 
 # Parts of one call on the wire at once: enough to keep a server's runners busy, few enough to leave others their turn.
@@ -42,6 +47,7 @@ class CallOptions(TypedDict, total=False):
 
     `model`, `version`: as in the API, empty for the server's default. `timeout`: seconds for the whole call.
     `token_type_ids`: one array for each sequence, as long. `vector_type`: what the wire carries; arrays are float32.
+    `priority`: how urgent it is beside other calls; normal where nothing is said.
     """
 
     model: str
@@ -49,6 +55,10 @@ class CallOptions(TypedDict, total=False):
     timeout: float | None
     token_type_ids: Sequences | None
     vector_type: Literal["float32", "float16"]
+    priority: Literal["high", "normal", "low"]
+
+
+_PRIORITIES = {"high": PRIORITY_HIGH, "normal": PRIORITY_NORMAL, "low": PRIORITY_LOW}
 
 
 class Plan:
@@ -74,6 +84,7 @@ class Plan:
         self._dimensions = dimensions
         self._described = described
         self._is_half = _is_half(options.get("vector_type", "float32"))
+        self._priority = _priority(options.get("priority"))
         self._inputs, self._lengths = _flatten(sequences, described.input_size)
         self._token_types = self._flatten_types(options.get("token_type_ids"))
         self._ends = np.cumsum(self._lengths)
@@ -94,6 +105,7 @@ class Plan:
             output=self._output,
             vector_type=VECTOR_TYPE_FLOAT16 if self._is_half else VECTOR_TYPE_FLOAT32,
             dimensions=self._dimensions,
+            priority=self._priority,
         )
 
     def pooled(self, responses: Sequence[EncodeResponse]) -> Float32Array:
@@ -225,6 +237,14 @@ def _is_half(vector_type: str) -> bool:
     if vector_type not in ("float32", "float16"):
         raise ValueError(f"vector_type is {vector_type!r}; it takes float32 or float16")
     return vector_type == "float16"
+
+
+def _priority(name: str | None) -> Priority.ValueType:
+    if name is None:
+        return PRIORITY_UNSPECIFIED
+    if name not in _PRIORITIES:
+        raise ValueError(f"priority is {name!r}; it takes {', '.join(_PRIORITIES)}")
+    return _PRIORITIES[name]
 
 
 def _check_versions(responses: Sequence[EncodeResponse]) -> None:

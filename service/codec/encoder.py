@@ -12,6 +12,10 @@ from protos.encoder_pb2 import (
     OUTPUT_POOLED_AND_TOKENS,
     OUTPUT_TOKENS,
     OUTPUT_UNSPECIFIED,
+    PRIORITY_HIGH,
+    PRIORITY_LOW,
+    PRIORITY_NORMAL,
+    PRIORITY_UNSPECIFIED,
     VECTOR_TYPE_FLOAT16,
     VECTOR_TYPE_FLOAT32,
     VECTOR_TYPE_UNSPECIFIED,
@@ -21,6 +25,7 @@ from protos.encoder_pb2 import (
     Timings,
     VectorType,
 )
+from protos.encoder_pb2 import Priority as WirePriority
 from service.codec.sequences import (
     Locate,
     check_answer,
@@ -32,7 +37,7 @@ from service.codec.sequences import (
     token_type_bound,
 )
 from service.errors import InvalidRequestError
-from service.request import Encoding, Float32Array, Int64Array, Limits, Request, TokenSequence
+from service.request import Encoding, Float32Array, Int64Array, Limits, Priority, Request, TokenSequence
 
 WIRE_ID = np.dtype("<i4")
 WIRE_FLOAT = np.dtype("<f4")
@@ -43,6 +48,13 @@ VECTOR_TYPES: dict[int, np.dtype[np.floating]] = {
 }
 POOLED_OUTPUTS = frozenset({OUTPUT_UNSPECIFIED, OUTPUT_POOLED, OUTPUT_POOLED_AND_TOKENS})
 TOKEN_OUTPUTS = frozenset({OUTPUT_TOKENS, OUTPUT_POOLED_AND_TOKENS})
+
+PRIORITIES: dict[int, Priority] = {
+    PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    PRIORITY_HIGH: Priority.HIGH,
+    PRIORITY_NORMAL: Priority.NORMAL,
+    PRIORITY_LOW: Priority.LOW,
+}
 
 OUTPUTS = frozenset(Output.values())
 
@@ -63,6 +75,7 @@ def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, de
         wants_tokens=message.output in TOKEN_OUTPUTS,
         arrival=arrival,
         deadline=deadline,
+        priority=PRIORITIES[message.priority],
     )
 
 
@@ -91,6 +104,8 @@ def _check_options(message: EncodeRequest, limits: Limits) -> None:
         raise InvalidRequestError(
             f"vector_type is {message.vector_type}; it takes one of {', '.join(VectorType.keys())}"
         )
+    if message.priority not in PRIORITIES:
+        raise InvalidRequestError(f"priority is {message.priority}; it takes one of {', '.join(WirePriority.keys())}")
     if message.dimensions and limits.is_classifier:
         raise InvalidRequestError(f"dimensions is {message.dimensions}; a classifier's logits are only given whole")
     if message.dimensions > limits.output_size:

@@ -5,21 +5,18 @@ Which inputs there are depends on the model: `input_ids`, with `token_type_ids`,
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.open_inference_pb2 import InferParameter, ModelInferRequest
+from protos.open_inference_pb2 import ModelInferRequest
+from service.codec.infer_parameters import refuse_parameters
 from service.errors import InvalidRequestError
 from service.request import Limits
 
 IDS, VECTORS, MASK, TYPES = "input_ids", "inputs_embeds", "attention_mask", "token_type_ids"
-REFUSED_PARAMETERS = ("sequence_", "shared_memory_", "classification")
-
-# Of a request or a tensor; clients of the protocol send a handful.
-MAX_PARAMETERS = 64
 # Reading a cell of a typed tensor takes 30 ns on the event loop, so cells that hold nothing are bounded by those that
 # may hold something. Fill below a sixteenth is far from any traffic that anybody pads on purpose.
 MAX_CELLS_PER_TOKEN = 16
@@ -38,15 +35,6 @@ def input_names(limits: Limits) -> tuple[str, ...]:
         return VECTORS, MASK
     # A model without token types takes those of type 0, and ignores them.
     return IDS, MASK, TYPES
-
-
-def refuse_parameters(owner: str, parameters: Mapping[str, InferParameter]) -> None:
-    """Raise `InvalidRequestError` for parameters that would change the answer, or for too many."""
-    if len(parameters) > MAX_PARAMETERS:
-        raise InvalidRequestError(f"{owner} has {len(parameters)} parameters; the limit is {MAX_PARAMETERS}")
-    for name in parameters:
-        if name.startswith(REFUSED_PARAMETERS):
-            raise InvalidRequestError(f"{owner} has the parameter {name[:64]!r}, which this server does not support")
 
 
 def read_shape(inputs: Iterable[_InferInput], limits: Limits) -> tuple[int, int]:

@@ -9,19 +9,17 @@ What the protocol leaves open:
 - A request that names no output gets all of them, as in Triton; name `sentence_embedding` to spare the rest.
 - A classifier has `logits` in place of `sentence_embedding`, so that neither is taken for the other.
 - Answers are always raw, one entry per output: clients of the protocol read nothing else.
-- `timeout` (microseconds) shortens the call's deadline. `sequence_*`, `shared_memory_*` and `classification` would
-  change the answer and are refused; every other parameter is ignored, as the protocol asks.
+- `timeout` (microseconds) shortens the call's deadline; `priority` is Triton's, 1 the most urgent.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.open_inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
+from protos.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from service.codec.infer_inputs import (
     IDS,
     MASK,
@@ -31,8 +29,8 @@ from service.codec.infer_inputs import (
     input_names,
     read_shape,
     read_tensors,
-    refuse_parameters,
 )
+from service.codec.infer_parameters import read_deadline, read_priority, refuse_parameters
 from service.codec.sequences import (
     Locate,
     check_answer,
@@ -73,7 +71,8 @@ def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, 
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
     _check_numbers(message, limits)
     refuse_parameters("the request", message.parameters)
-    deadline = _earlier(deadline, _timeout_seconds(message.parameters), arrival)
+    deadline = read_deadline(message.parameters, arrival, deadline)
+    priority = read_priority(message.parameters)
     outputs = _outputs(message.outputs, output_names(limits))
     shape = read_shape(message.inputs, limits)
     _check_rectangle(shape, limits)
@@ -95,7 +94,8 @@ def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, 
         token_ids = check_ids(IDS, tensors[IDS][is_real], limits.vocab_size, locate)
         token_types = _token_types(tensors.get(TYPES), is_real, limits, locate)
         sequences = [TokenSequence(token_ids[s], columns[s], token_types[s]) for s in spans(lengths)]
-    return InferCall(Request(tuple(sequences), TOKENS in outputs, arrival, deadline), outputs, is_real)
+    request = Request(tuple(sequences), TOKENS in outputs, arrival, deadline, priority)
+    return InferCall(request, outputs, is_real)
 
 
 def encode_infer(call: InferCall, *, request_id: str, model: str, version: str) -> ModelInferResponse:
@@ -117,25 +117,6 @@ def _check_numbers(message: ModelInferRequest, limits: Limits) -> None:
     ):
         if count > most:
             raise InvalidRequestError(f"the request has {count} {name}; the limit is {most}")
-
-
-def _timeout_seconds(parameters: Mapping[str, InferParameter]) -> float | None:
-    if "timeout" not in parameters:
-        return None
-    kind = parameters["timeout"].WhichOneof("parameter_choice")
-    if kind not in ("int64_param", "uint64_param"):
-        raise InvalidRequestError(
-            f"timeout is a {kind or 'parameter without a value'}; it takes int64_param, microseconds"
-        )
-    if (microseconds := getattr(parameters["timeout"], kind)) < 0:
-        raise InvalidRequestError(f"timeout is {microseconds} microseconds; the least is 0, which means none")
-    return microseconds / 1e6 if microseconds else None
-
-
-def _earlier(deadline: float | None, timeout_seconds: float | None, arrival: float) -> float | None:
-    if timeout_seconds is None:
-        return deadline
-    return min(arrival + timeout_seconds, math.inf if deadline is None else deadline)
 
 
 def _outputs(

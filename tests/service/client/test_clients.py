@@ -11,6 +11,7 @@ import pytest
 
 from service.client import AsyncEncoderClient, EncoderClient
 from service.errors import InvalidRequestError, OutOfMemoryError, QueueFullError, RequestError, UnavailableError
+from service.request import Priority
 from tests.fakes import (
     HIDDEN_SIZE,
     LIMITS,
@@ -103,6 +104,24 @@ async def test_half_width_on_the_wire_is_float32_here(wire: Wire, client: Call) 
 
     np.testing.assert_array_equal(vectors, [pooled_vector([3])])  # small integers and halves are exact in float16
     assert vectors.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "priority"),
+    [
+        ({}, Priority.NORMAL),
+        ({"priority": "high"}, Priority.HIGH),
+        ({"priority": "normal"}, Priority.NORMAL),
+        ({"priority": "low"}, Priority.LOW),
+    ],
+)
+async def test_the_priority_is_that_of_every_part(
+    wire: Wire, client: Call, options: dict[str, str], priority: Priority
+) -> None:
+    await client(wire.target, "encode", [[1]] * 20, **options)
+
+    assert len(wire.batcher.requests) > 1
+    assert {request.priority for request in wire.batcher.requests} == {priority}
 
 
 async def test_a_model_and_version_may_be_named(wire: Wire, client: Call) -> None:

@@ -186,6 +186,7 @@ def test_arrays_and_lists_of_any_integer_type_are_alike() -> None:
         ([[1], [1] * 9], {}, "sequence 1 has 9 tokens; model 'm' takes 8"),
         ([[1, 2]], {"token_type_ids": [[0]]}, "token_type_ids must have one array for each sequence, as long as it"),
         ([[1]], {"vector_type": "int8"}, "vector_type is 'int8'; it takes float32 or float16"),
+        ([[1]], {"priority": "urgent"}, "priority is 'urgent'; it takes high, normal, low"),
     ],
 )
 def test_what_no_server_could_take_is_refused_here(sequences: list[Any], options: dict[str, Any], text: str) -> None:

@@ -13,6 +13,10 @@ from protos.encoder_pb2 import (
     OUTPUT_POOLED,
     OUTPUT_POOLED_AND_TOKENS,
     OUTPUT_TOKENS,
+    PRIORITY_HIGH,
+    PRIORITY_LOW,
+    PRIORITY_NORMAL,
+    PRIORITY_UNSPECIFIED,
     VECTOR_TYPE_FLOAT16,
     VECTOR_TYPE_FLOAT32,
     EncodeRequest,
@@ -20,7 +24,7 @@ from protos.encoder_pb2 import (
 )
 from service.codec.encoder import decode_request, encode_response
 from service.errors import InvalidRequestError
-from service.request import Encoding, Limits, Request
+from service.request import Encoding, Limits, Priority, Request
 
 LIMITS = Limits(
     vocab_size=100,
@@ -107,6 +111,19 @@ def test_tokens_are_computed_only_where_asked_for(output: int, wants_tokens: boo
 
 
 @pytest.mark.parametrize(
+    ("number", "priority"),
+    [
+        (PRIORITY_UNSPECIFIED, Priority.NORMAL),
+        (PRIORITY_HIGH, Priority.HIGH),
+        (PRIORITY_NORMAL, Priority.NORMAL),
+        (PRIORITY_LOW, Priority.LOW),
+    ],
+)
+def test_the_priority_is_handed_on(number: int, priority: Priority) -> None:
+    assert decode(message_of([[1]], priority=number)).priority is priority
+
+
+@pytest.mark.parametrize(
     ("message", "text"),
     [
         (EncodeRequest(), "the request has no sequences; it takes 1 to 5"),
@@ -139,6 +156,10 @@ def test_tokens_are_computed_only_where_asked_for(output: int, wants_tokens: boo
             "vector_type is 3; it takes one of VECTOR_TYPE_UNSPECIFIED, VECTOR_TYPE_FLOAT32, VECTOR_TYPE_FLOAT16",
         ),
         (message_of([[1]], dimensions=5), "dimensions is 5; the model has 4"),
+        (
+            message_of([[1]], priority=4),
+            "priority is 4; it takes one of PRIORITY_UNSPECIFIED, PRIORITY_HIGH, PRIORITY_NORMAL, PRIORITY_LOW",
+        ),
     ],
 )
 def test_a_bad_message_is_refused_with_the_item_the_value_and_the_limit(message: EncodeRequest, text: str) -> None:

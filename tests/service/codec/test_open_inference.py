@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protos.open_inference_pb2 import InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse
 from service.codec.open_inference import InferCall, decode_infer, encode_infer
 from service.errors import InvalidRequestError
-from service.request import Encoding, Limits
+from service.request import Encoding, Limits, Priority
 
 LIMITS = Limits(
     vocab_size=100,
@@ -339,39 +339,19 @@ def test_a_parameter_that_would_change_the_answer_is_refused_wherever_it_stands(
 def test_other_parameters_are_ignored() -> None:
     message = message_of([[1]])
     message.parameters["binary_data_output"].bool_param = True
-    message.parameters["priority"].uint64_param = 1
     message.inputs[0].parameters["binary_data"].bool_param = True
 
     assert decode(message).request.num_tokens == 1
 
 
-@pytest.mark.parametrize("kind", ["int64_param", "uint64_param"])
-@pytest.mark.parametrize(
-    ("microseconds", "deadline", "expected"),
-    [(250_000, None, 100.25), (250_000, 100.1, 100.1), (250_000, 107.0, 100.25), (0, None, None), (0, 107.0, 107.0)],
-)
-def test_the_timeout_parameter_can_only_shorten_the_deadline(
-    kind: str, microseconds: int, deadline: float | None, expected: float | None
-) -> None:
+def test_timeout_and_priority_reach_the_queue() -> None:
     message = message_of([[1]])
-    setattr(message.parameters["timeout"], kind, microseconds)
+    message.parameters["timeout"].int64_param = 250_000
+    message.parameters["priority"].uint64_param = 1
 
-    assert decode_infer(message, LIMITS, arrival=100.0, deadline=deadline).request.deadline == expected
+    request = decode_infer(message, LIMITS, arrival=100.0, deadline=107.0).request
 
-
-@pytest.mark.parametrize(
-    ("parameter", "text"),
-    [
-        (InferParameter(int64_param=-1), "timeout is -1 microseconds; the least is 0, which means none"),
-        (InferParameter(string_param="1s"), "timeout is a string_param; it takes int64_param, microseconds"),
-        (InferParameter(), "timeout is a parameter without a value; it takes int64_param, microseconds"),
-    ],
-)
-def test_a_timeout_that_cannot_be_kept_is_refused(parameter: InferParameter, text: str) -> None:
-    message = message_of([[1]])
-    message.parameters["timeout"].CopyFrom(parameter)
-
-    assert refusal_of(message) == text
+    assert (request.deadline, request.priority) == (100.25, Priority.HIGH)
 
 
 def test_all_outputs_are_sent_when_none_is_named() -> None:

@@ -17,7 +17,7 @@ from protos.open_inference_pb2 import (
     ServerMetadataRequest,
     ServerReadyRequest,
 )
-from service.request import Limits
+from service.request import Limits, Priority
 from tests.fakes import (
     HIDDEN_SIZE,
     LIMITS,
@@ -74,12 +74,31 @@ async def test_tritonclient_may_name_one_output(datatype: str) -> None:
     assert result.as_numpy("last_hidden_state") is None
 
 
-async def test_tritonclients_timeout_reaches_the_queue_and_its_priority_is_ignored() -> None:
+async def test_tritonclients_timeout_and_priority_reach_the_queue() -> None:
     async with running() as wire, triton.InferenceServerClient(wire.target) as client:
         await client.infer("fake", triton_inputs([[3]], [[1]]), timeout=2_000_000, priority=1)
 
     (request,) = wire.batcher.requests
-    assert request.deadline == request.arrival + 2.0
+    assert (request.deadline, request.priority) == (request.arrival + 2.0, Priority.HIGH)
+
+
+async def test_tritonclients_timeout_does_not_stretch_grpcs_own_deadline() -> None:
+    async with running() as wire, triton.InferenceServerClient(wire.target) as client:
+        await client.infer("fake", triton_inputs([[3]], [[1]]), timeout=60_000_000, client_timeout=5.0)
+
+    (request,) = wire.batcher.requests
+    assert request.deadline is not None
+    # The wire rounds a timeout up by at most a tenth of a second.
+    assert request.deadline - request.arrival <= 5.1
+
+
+async def test_tritonclient_is_told_which_priorities_there_are() -> None:
+    async with running() as wire, triton.InferenceServerClient(wire.target) as client:
+        with pytest.raises(InferenceServerException) as failure:
+            await client.infer("fake", triton_inputs([[3]], [[1]]), priority=4)
+
+    assert failure.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert failure.value.message() == "priority is 4; it takes 1 (high) to 3 (low), or 0 for normal"
 
 
 async def test_tritonclient_sees_the_status_of_an_error() -> None:
