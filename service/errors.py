@@ -31,6 +31,12 @@ class UnavailableError(RequestError):
     reason = "unavailable"
 
 
+class DrainingError(UnavailableError):
+    """The server was told to end: nobody's fault, and other servers are there to be asked."""
+
+    reason = "draining"
+
+
 class UnauthenticatedError(RequestError):
     """The caller showed no credentials, or none that we know."""
 

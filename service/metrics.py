@@ -46,7 +46,7 @@ class Metrics:
         self.errors = Counter(
             "mhsa_errors",
             "Requests that ended in an error, by reason: refused, failed, cancelled.",
-            ("reason",),
+            ("method", "reason"),
             registry=registry,
         )
         self.sequences = Counter("mhsa_sequences", "Sequences computed.", MODEL, registry=registry)
@@ -92,23 +92,34 @@ class Metrics:
             (*MODEL, "provider", "precision", "digest"),
             registry=registry,
         )
+        self.model_ready = Gauge(
+            "mhsa_model_ready",
+            "1 while a model is loaded and its engine works, and the server is staying; else 0.",
+            MODEL,
+            registry=registry,
+        )
         self.model_load_seconds = Gauge(
             "mhsa_model_load_seconds",
             "Time to load, verify, warm and calibrate a model.",
             MODEL,
             registry=registry,
         )
+        self.tls_expiry = Gauge(
+            "mhsa_tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which the first certificate of the chain that is served expires; 0 without TLS.",
+            registry=registry,
+        )
 
     def declare_requests(self, methods: Iterable[str], codes: Iterable[str], reasons: Iterable[str]) -> None:
         """Bring the series of both APIs into being, all at 0."""
-        codes = tuple(codes)
+        codes, reasons = tuple(codes), tuple(reasons)
         for method in methods:
             self.request_seconds.labels(method)
             self.in_flight.labels(method)
             for code in codes:
                 self.requests.labels(method, code)
-        for reason in reasons:
-            self.errors.labels(reason)
+            for reason in reasons:
+                self.errors.labels(method, reason)
 
     def of_model(self, model: str, version: str) -> "ModelMetrics":
         """The series of one model, all at 0."""
@@ -131,6 +142,7 @@ class ModelMetrics:
         self.load_seconds = metrics.model_load_seconds.labels(*labels)
         self._queued_sequences = metrics.queued_sequences.labels(*labels)
         self._queued_tokens = metrics.queued_tokens.labels(*labels)
+        self._ready = metrics.model_ready.labels(*labels)
         self._info = metrics.model_info
         self._labels = labels
 
@@ -138,6 +150,10 @@ class ModelMetrics:
         """Read the queue's depth at each scrape, so that the gauges cannot go stale."""
         self._queued_sequences.set_function(sequences)
         self._queued_tokens.set_function(tokens)
+
+    def watch_ready(self, is_ready: Callable[[], bool]) -> None:
+        """Ask at each scrape whether the model is ready."""
+        self._ready.set_function(is_ready)
 
     def set_info(self, provider: str, precision: str, digest: str) -> None:
         """Say what serves the model."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from service.batcher import Batcher
 from service.bundle import MANIFEST, VERSION, Manifest, Precision
-from service.errors import InvalidRequestError, NotFoundError, StartupError, UnavailableError
+from service.errors import DrainingError, InvalidRequestError, NotFoundError, StartupError, UnavailableError
 from service.request import Limits
 
 
@@ -102,7 +102,7 @@ class Repository:
             raise NotFoundError(f"model {name!r} has no version {number}")
         model = versions[number]
         if self.is_draining:
-            raise UnavailableError("the server is draining")
+            raise DrainingError("the server is draining")
         if model is None:
             raise UnavailableError(f"model {name!r} version {number} is loading")
         if not model.batcher.is_alive:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import signal
 import ssl
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from protos import encoder_pb2, open_inference_pb2
 from protos.encoder_pb2_grpc import add_EncoderServiceServicer_to_server
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from service.certificate import first_expiry
 from service.config import Settings
 from service.errors import StartupError
 from service.interceptors import RequestInterceptor
@@ -79,13 +81,17 @@ class Server:
             raise StartupError(f"--host {settings.host[:64]!r} is no host name") from None
         self.metrics_port = self._http.server_port
         self.grpc_port = _bind(self._grpc, settings)
+        if settings.tls_cert is not None:
+            self.metrics.tls_expiry.set(first_expiry(settings.tls_cert.read_bytes()))
         await self._grpc.start()
         log.info("listening: gRPC on port %d, metrics on port %d", self.grpc_port, self.metrics_port)
 
     async def load(self) -> None:
         """Bring every model's series into being, load one after the other, then SERVING. Raises `StartupError`."""
         for bundle in self._bundles:
-            self.metrics.of_model(bundle.name, str(bundle.version))
+            name, version = bundle.name, str(bundle.version)
+            is_ready = partial(self.repository.is_model_ready, name, version)
+            self.metrics.of_model(name, version).watch_ready(is_ready)
         for bundle in self._bundles:
             self.repository.add(await load_model(bundle, self._settings, self.metrics, self._on_death))
         await self._health.set_serving(True)

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from grpc.aio import EOF, InternalError, ServicerContext
 
 from protos.encoder_pb2 import EncodeRequest, EncodeResponse, EncodeStreamRequest, EncodeStreamResponse, Error
-from service.errors import InvalidRequestError, RequestError, UnavailableError
+from service.errors import DrainingError, InvalidRequestError, RequestError
 from service.servicers.meter import Meter
 from service.servicers.status import Failure
 
@@ -58,7 +58,7 @@ class EncodeStreamCall:
         drain = asyncio.create_task(draining.wait())
         try:
             await asyncio.wait({reader, drain}, return_when=asyncio.FIRST_COMPLETED)
-            return reader.result() if reader.done() else UnavailableError("the server is draining")
+            return reader.result() if reader.done() else DrainingError("the server is draining")
         finally:
             reader.cancel()
             drain.cancel()

@@ -21,7 +21,7 @@ class Meter:
         self._in_flight = metrics.in_flight.labels(method)
         self._seconds = metrics.request_seconds.labels(method)
         self._requests = {code: metrics.requests.labels(method, code.name) for code in CODES}
-        self._errors = {reason: metrics.errors.labels(reason) for reason in REASONS}
+        self._errors = {reason: metrics.errors.labels(method, reason) for reason in REASONS}
 
     async def measure(self, request: Awaitable[T], call: Call) -> T | Failure:
         """Await one request of `call`, count it, and give back its answer or why there is none.

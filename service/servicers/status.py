@@ -16,6 +16,7 @@ from google.rpc.status_pb2 import Status
 
 from service.errors import (
     DeadlineError,
+    DrainingError,
     EngineError,
     InvalidRequestError,
     NotFoundError,
@@ -40,6 +41,7 @@ TABLE: dict[type[RequestError], Row] = {
     InvalidRequestError: Row(grpc.StatusCode.INVALID_ARGUMENT),
     NotFoundError: Row(grpc.StatusCode.NOT_FOUND),
     UnavailableError: Row(grpc.StatusCode.UNAVAILABLE),
+    DrainingError: Row(grpc.StatusCode.UNAVAILABLE),
     UnauthenticatedError: Row(grpc.StatusCode.UNAUTHENTICATED),
     QueueFullError: Row(grpc.StatusCode.RESOURCE_EXHAUSTED),
     DeadlineError: Row(grpc.StatusCode.DEADLINE_EXCEEDED),

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -215,9 +216,9 @@ def test_only_holders_of_a_token_are_served(tiny_bundle: Path, tmp_path: Path) -
             assert health(channel) == HealthCheckResponse.SERVING, "probes have no token"
 
 
-def write_certificate(authority: trustme.CA, stem: Path) -> tuple[Path, Path]:
+def write_certificate(authority: trustme.CA, stem: Path, not_after: datetime | None = None) -> tuple[Path, Path]:
     """The files of a new certificate for 127.0.0.1 and its key."""
-    issued = authority.issue_cert("127.0.0.1")
+    issued = authority.issue_cert("127.0.0.1", not_after=not_after)
     certificate, key = stem.with_suffix(".crt"), stem.with_suffix(".key")
     issued.private_key_pem.write_to_path(key)
     for pem in issued.cert_chain_pems:
@@ -227,12 +228,14 @@ def write_certificate(authority: trustme.CA, stem: Path) -> tuple[Path, Path]:
 
 def test_tls_is_served_to_those_who_trust_the_certificate(tiny_bundle: Path, tmp_path: Path) -> None:
     authority = trustme.CA()
-    certificate, key = write_certificate(authority, tmp_path / "tls")
+    expiry = datetime(2037, 1, 2, 3, 4, 5, tzinfo=UTC)
+    certificate, key = write_certificate(authority, tmp_path / "tls", expiry)
     with TestedServer(tiny_bundle.parents[1], "--tls-cert", str(certificate), "--tls-key", str(key)) as server:
         server.wait_for_log("serving 1 models")
         credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         with EncoderClient(server.target, credentials=credentials) as client:
             assert client.encode([[1, 2, 3]]).shape == (1, 32)
+        assert server.metric("mhsa_tls_certificate_expiry_timestamp_seconds") == expiry.timestamp()
 
 
 def test_a_certificate_that_cannot_be_read_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ METHODS, CODES, REASONS = (
 MODEL = {"model": "tiny", "version": "3"}
 README = Path(__file__).parents[2] / "README.md"
 # What is counted or measured here, and Prometheus' base units; a name ends in one of them.
-UNITS = ("seconds", "ratio", "sequences", "tokens", "requests", "errors", "failures", "info", "in_flight")
+UNITS = ("seconds", "ratio", "sequences", "tokens", "requests", "errors", "failures", "info", "in_flight", "ready")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def metrics() -> Metrics:
 def families(metrics: Metrics) -> list[Metric]:
     """Our own families; the rest are the process collector's, named by its convention."""
     found = [family for family in metrics.registry.collect() if not family.name.startswith("process_")]
-    assert len(found) == 16
+    assert len(found) == 18
     return found
 
 
@@ -91,8 +91,9 @@ def test_the_series_of_each_method_exist_from_the_start(metrics: Metrics, method
     assert value(metrics, "mhsa_requests_in_flight", method=method) == 0
 
 
-def test_the_series_of_each_reason_exist_from_the_start(metrics: Metrics) -> None:
-    assert value(metrics, "mhsa_errors_total", reason="invalid") == 0
+@pytest.mark.parametrize("method", METHODS)
+def test_the_series_of_each_reason_exist_from_the_start(metrics: Metrics, method: str) -> None:
+    assert value(metrics, "mhsa_errors_total", method=method, reason="invalid") == 0
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def test_the_series_of_each_reason_exist_from_the_start(metrics: Metrics) -> Non
         "mhsa_batch_fill_ratio_count",
         "mhsa_queue_sequences",
         "mhsa_queue_tokens",
+        "mhsa_model_ready",
         "mhsa_model_load_seconds",
     ],
 )
@@ -128,6 +130,17 @@ def test_the_queue_is_read_at_each_scrape(metrics: Metrics) -> None:
     queue.update(sequences=0, tokens=0)
     assert value(metrics, "mhsa_queue_sequences", **MODEL) == 0
     assert value(metrics, "mhsa_queue_tokens", **MODEL) == 0
+
+
+def test_readiness_is_asked_at_each_scrape(metrics: Metrics) -> None:
+    answers = [True, False]
+    metrics.of_model("tiny", "3").watch_ready(answers.pop)
+    assert value(metrics, "mhsa_model_ready", **MODEL) == 0
+    assert value(metrics, "mhsa_model_ready", **MODEL) == 1
+
+
+def test_without_tls_no_certificate_expires(metrics: Metrics) -> None:
+    assert value(metrics, "mhsa_tls_certificate_expiry_timestamp_seconds") == 0
 
 
 def test_two_models_have_series_of_their_own(metrics: Metrics) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from service.bundle import MANIFEST
-from service.errors import InvalidRequestError, NotFoundError, StartupError, UnavailableError
+from service.errors import DrainingError, InvalidRequestError, NotFoundError, StartupError, UnavailableError
 from service.repository import BundlePath, Model, Repository, find_bundles
 from tests.fakes import FakeBatcher, fake_model, fake_repository
 
@@ -158,7 +158,7 @@ def test_a_draining_server_is_unavailable_for_every_model_that_it_has() -> None:
     repository = fake_repository(model(), loading=[("other", 1)])
     repository.is_draining = True
     for name in ("tiny", "other"):
-        with pytest.raises(UnavailableError, match="draining"):
+        with pytest.raises(DrainingError, match="draining"):
             repository.get(name)
 
 

@@ -76,6 +76,18 @@ async def test_a_loaded_server_is_serving_and_warm(tiny_bundle: Path) -> None:
     assert len(answer.pooled) == 32 * 4
 
 
+async def test_a_model_is_counted_as_ready_from_its_load_to_the_drain(tiny_bundle: Path) -> None:
+    server = Server(settings(tiny_bundle))
+    await server.start()
+    await server.load()
+    labels = {"model": tiny_bundle.parent.name, "version": "1"}
+    loaded = server.metrics.registry.get_sample_value("mhsa_model_ready", labels)
+    await server.announce_end()
+    ending = server.metrics.registry.get_sample_value("mhsa_model_ready", labels)
+    await server.stop()
+    assert (loaded, ending) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"), [(None, "No such file"), (" \n", "holds no token"), ("schl\u00fcssel", "not ASCII")]
 )

@@ -210,7 +210,7 @@ async def test_each_message_counts_as_a_request_by_its_code_and_the_stream_does_
     assert wire.sample("mhsa_requests_total", method="EncodeStream", code="OK") == 1
     assert wire.sample("mhsa_requests_total", method="EncodeStream", code="INVALID_ARGUMENT") == 1
     assert wire.sample("mhsa_request_duration_seconds_count", method="EncodeStream") == 2
-    assert wire.sample("mhsa_errors_total", reason="invalid") == 1
+    assert wire.sample("mhsa_errors_total", method="EncodeStream", reason="invalid") == 1
 
 
 async def test_the_streams_deadline_is_that_of_its_requests(wire: Wire) -> None:

@@ -12,6 +12,7 @@ from protos.open_inference_pb2 import ModelInferRequest
 from service import errors
 from service.errors import (
     DeadlineError,
+    DrainingError,
     EngineError,
     InvalidRequestError,
     NotFoundError,
@@ -30,6 +31,7 @@ EXPECTED = [
     (InvalidRequestError("what was wrong"), grpc.StatusCode.INVALID_ARGUMENT, "what was wrong"),
     (NotFoundError("no such model"), grpc.StatusCode.NOT_FOUND, "no such model"),
     (UnavailableError("loading"), grpc.StatusCode.UNAVAILABLE, "loading"),
+    (DrainingError("ending"), grpc.StatusCode.UNAVAILABLE, "ending"),
     (UnauthenticatedError("no token"), grpc.StatusCode.UNAUTHENTICATED, "no token"),
     (QueueFullError("full", retry_seconds=0.25), grpc.StatusCode.RESOURCE_EXHAUSTED, "full"),
     (DeadlineError("too late"), grpc.StatusCode.DEADLINE_EXCEEDED, "too late"),
