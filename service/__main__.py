@@ -5,8 +5,11 @@ import logging
 import os
 import sys
 
+from service import logs
 from service.config import Settings, parse_settings
 from service.errors import StartupError
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -15,14 +18,17 @@ def main() -> None:
         from service import healthcheck  # gRPC, which `mhsa-serve --help` can do without
 
         sys.exit(healthcheck.main(sys.argv[2:]))
+    is_json = False
     try:
         settings = parse_settings(sys.argv[1:])
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-        )
+        is_json = settings.log_format == "json"
+        logs.configure(settings.log_level, settings.log_format, sys.stderr)
         code = _serve(settings)
     except StartupError as error:
-        sys.stderr.write(f"mhsa-serve: {error}\n")
+        if is_json:
+            log.critical("%s", error, extra=logs.fields(event="refused"))
+        else:
+            sys.stderr.write(f"mhsa-serve: {error}\n")
         code = 2
     logging.shutdown()
     # A thread that ONNX Runtime holds, loading a model or in a run that would not end, aborts the process if it comes

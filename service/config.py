@@ -20,6 +20,7 @@ from service.errors import StartupError
 Device = Literal["auto", "cpu", "cuda"]
 PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 def _setting(help_text: str, **kwargs: Any) -> Any:  # Any: a field's declared type is what callers see
@@ -64,6 +65,7 @@ class Settings:
     )
     grace_seconds: float = _setting("after the drain: time for accepted requests to finish", default=30.0)
     log_level: LogLevel = _setting("least severe level that is logged: debug, info, warning or error", default="info")
+    log_format: LogFormat = _setting("json writes one object a line, text is for people", default="text")
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

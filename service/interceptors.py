@@ -9,6 +9,7 @@ only that can refuse before the message, up to 64 MiB of it, has been received.
 
 import asyncio
 import hmac
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from grpc.aio import InternalError
 
 from protos import encoder_pb2, open_inference_pb2
 from service.errors import InvalidRequestError, UnauthenticatedError
-from service.metrics import Metrics
-from service.servicers.call import choose_request_id, has_caller_left, request_id
-from service.servicers.meter import Meter
+from service.logs import method, request_id, trace_id
+from service.servicers.call import REQUEST_ID_KEY, choose_request_id, has_caller_left, trace_id_of
+from service.servicers.meter import Instruments, Meter
 from service.servicers.status import CODES, REASONS, Failure, failure_of
 
 # Any: what a wrapper passes on without looking at it.
@@ -50,9 +51,9 @@ class _Guarded:
 class RequestInterceptor(grpc.aio.ServerInterceptor):
     """Authenticates, names, counts and answers for the calls of both APIs. Without tokens every caller is served."""
 
-    def __init__(self, metrics: Metrics, tokens: Iterable[str]) -> None:
-        metrics.declare_requests(METHODS.values(), (code.name for code in CODES), REASONS)
-        self._metrics = metrics
+    def __init__(self, instruments: Instruments, tokens: Iterable[str]) -> None:
+        instruments.metrics.declare_requests(METHODS.values(), (code.name for code in CODES), REASONS)
+        self._instruments = instruments
         self._tokens = tuple(token.encode() for token in tokens)
         self._guarded: dict[str, _Guarded] = {}
         self._num_in_flight = 0
@@ -75,15 +76,17 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or details.method not in METHODS:
             return handler
         guarded = self._guarded.get(details.method) or self._guard(details.method, handler)
-        # This runs in the task that goes on to serve the call, so the id is set for all of it.
+        # This runs in the task that goes on to serve the call, so these are set for all of it.
+        method.set(METHODS[details.method])
         request_id.set(choose_request_id(details.invocation_metadata))
+        trace_id.set(trace_id_of(details.invocation_metadata))
         return guarded.serve if self._may_call(details.invocation_metadata) else guarded.refuse
 
-    def _guard(self, method: str, handler: _Handler) -> _Guarded:
-        meter = Meter(self._metrics, METHODS[method])
+    def _guard(self, path: str, handler: _Handler) -> _Guarded:
+        meter = Meter(self._instruments, METHODS[path])
         serve = self._guard_stream(handler) if handler.request_streaming else self._guard_unary(handler, meter)
-        self._guarded[method] = _Guarded(serve, self._refusal(meter))
-        return self._guarded[method]
+        self._guarded[path] = _Guarded(serve, self._refusal(meter))
+        return self._guarded[path]
 
     def _guard_unary(self, handler: _Handler, meter: Meter) -> _Handler:
         answer_to = cast("Callable[[Any, _Context], Awaitable[Any]]", handler.unary_unary)
@@ -99,6 +102,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
                 answer = await meter.measure(run(handed_over, context), context)
                 if isinstance(answer, Failure):
                     await _abort(context, answer)
+                context.set_trailing_metadata(_trailing_id())
                 return answer
 
         # gRPC's own parsing would answer a broken message with UNKNOWN and count nothing, so it is done in `run`.
@@ -109,14 +113,20 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
 
         async def serve(messages: AsyncIterator[Any], context: _Context) -> None:
             with self._counted():
+                started = time.monotonic()
                 try:
                     await answer_to(messages, context)
                 except asyncio.CancelledError as error:
                     if has_caller_left():
                         raise
-                    await _abort(context, failure_of(error, request_id.get()))
+                    failure = failure_of(error, request_id.get())
                 except Exception as error:
-                    await _abort(context, failure_of(error, request_id.get()))
+                    failure = failure_of(error, request_id.get())
+                else:
+                    context.set_trailing_metadata(_trailing_id())
+                    return
+                self._instruments.failures.write(failure, time.monotonic() - started)
+                await _abort(context, failure)
 
         return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
 
@@ -162,9 +172,14 @@ def _parse(raw: bytes, handler: _Handler) -> Any:
         raise InvalidRequestError(f"{len(raw)} bytes that are not the method's request message") from None
 
 
+def _trailing_id() -> tuple[tuple[str, str], ...]:
+    """What a caller can quote to have its call found in the log."""
+    return ((REQUEST_ID_KEY, request_id.get()),)
+
+
 async def _abort(context: _Context, failure: Failure) -> Never:
     try:
-        await context.abort(failure.code, failure.message, failure.trailing_metadata)
+        await context.abort(failure.code, failure.message, (*failure.trailing_metadata, *_trailing_id()))
     except InternalError:
         # The caller left just now, and there is nobody to tell. gRPC would log it as an error of ours.
         raise asyncio.CancelledError from None

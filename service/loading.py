@@ -14,6 +14,7 @@ from service.config import Settings
 from service.cost_model import Calibration, calibrate
 from service.engine import Engine, differences, first_line
 from service.errors import EngineError, StartupError
+from service.logs import fields
 from service.metrics import Metrics
 from service.opening import open_engine
 from service.packing import pack
@@ -33,6 +34,8 @@ async def load_model(found: BundlePath, settings: Settings, metrics: Metrics, on
     """
     started = time.monotonic()
     of_model = metrics.of_model(found.name, str(found.version))
+    subject = {"model": found.name, "version": str(found.version)}
+    log.info("loading model %s version %d", found.name, found.version, extra=fields(event="loading", **subject))
     bundle, engine, precision, calibration = await _in_daemon_thread(lambda: _open_and_verify(found, settings))
     limits = _limits(bundle.manifest, settings)
     max_batch_tokens = settings.max_batch_tokens or calibration.max_batch_tokens
@@ -50,6 +53,7 @@ async def load_model(found: BundlePath, settings: Settings, metrics: Metrics, on
         "model %s version %d: %s on %s, %d runners, %d tokens a run, loaded in %.1f s",
         *(found.name, found.version, precision, engine.provider, engine.num_runners),
         *(max_batch_tokens, time.monotonic() - started),
+        extra=fields(event="loaded", provider=engine.provider, precision=precision, **subject),
     )
     return Model(
         found.name, str(found.version), bundle.manifest, bundle.digest, engine.provider, precision, limits, batcher

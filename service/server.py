@@ -29,10 +29,12 @@ from service.config import Settings
 from service.errors import StartupError
 from service.interceptors import RequestInterceptor
 from service.loading import load_model
+from service.logs import fields
 from service.metrics import Metrics
 from service.repository import Repository, find_bundles
 from service.servicers.encoder import EncoderServicer
 from service.servicers.health import HealthServicer
+from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
 from service.servicers.reflection import reflection_servicer
 
@@ -59,10 +61,11 @@ class Server:
         self.is_dead = asyncio.Event()
         self._draining = asyncio.Event()
         self._health = HealthServicer(HEALTH_NAMES)
-        self._interceptor = RequestInterceptor(self.metrics, _read_tokens(settings))
+        self.instruments = Instruments(self.metrics)
+        self._interceptor = RequestInterceptor(self.instruments, _read_tokens(settings))
         self._grpc = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         add_EncoderServiceServicer_to_server(
-            EncoderServicer(self.repository, self.metrics, settings.max_stream_requests, self._draining), self._grpc
+            EncoderServicer(self.repository, self.instruments, settings.max_stream_requests, self._draining), self._grpc
         )
         add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(self.repository), self._grpc)
         add_HealthServicer_to_server(self._health, self._grpc)
@@ -84,7 +87,8 @@ class Server:
         if settings.tls_cert is not None:
             self.metrics.tls_expiry.set(first_expiry(settings.tls_cert.read_bytes()))
         await self._grpc.start()
-        log.info("listening: gRPC on port %d, metrics on port %d", self.grpc_port, self.metrics_port)
+        facts = fields(event="listening", grpc_port=self.grpc_port, metrics_port=self.metrics_port)
+        log.info("listening: gRPC on port %d, metrics on port %d", self.grpc_port, self.metrics_port, extra=facts)
 
     async def load(self) -> None:
         """Bring every model's series into being, load one after the other, then SERVING. Raises `StartupError`."""
@@ -95,7 +99,7 @@ class Server:
         for bundle in self._bundles:
             self.repository.add(await load_model(bundle, self._settings, self.metrics, self._on_death))
         await self._health.set_serving(True)
-        log.info("serving %d models", len(self._bundles))
+        log.info("serving %d models", len(self._bundles), extra=fields(event="serving"))
 
     async def announce_end(self) -> None:
         """Say NOT_SERVING, and serve on."""
@@ -104,15 +108,20 @@ class Server:
 
     async def drain(self) -> None:
         """Serve on for a while, then refuse, and wait for what was accepted."""
-        log.info("not serving; draining in %.1f s", self._settings.drain_seconds)
-        await asyncio.sleep(self._settings.drain_seconds)
+        seconds = self._settings.drain_seconds
+        log.info("not serving; draining in %.1f s", seconds, extra=fields(event="leaving"))
+        await asyncio.sleep(seconds)
+        num_in_flight = self._interceptor.num_in_flight
+        log.info("draining: new requests are refused, %d are in flight", num_in_flight, extra=fields(event="draining"))
         self.repository.is_draining = True
         self._draining.set()
         try:
             async with asyncio.timeout(self._settings.grace_seconds):
                 await self._interceptor.wait_until_idle()
         except TimeoutError:
-            log.warning("%d requests are not done after the grace; they fail", self._interceptor.num_in_flight)
+            num_in_flight = self._interceptor.num_in_flight
+            facts = fields(event="grace_over")
+            log.warning("%d requests are not done after the grace; they fail", num_in_flight, extra=facts)
 
     async def stop(self) -> None:
         """Close everything at once, in reverse order of the start."""
@@ -146,7 +155,10 @@ async def serve(server: Server) -> int:
         stopping.clear()
         await _first(server.drain(), stopping.wait())
     await asyncio.sleep(_FLUSH_SECONDS)
-    return 1 if server.is_dead.is_set() else 0
+    code = 1 if server.is_dead.is_set() else 0
+    server.instruments.failures.close()
+    log.info("stopped: exit code %d", code, extra=fields(event="stopped", exit_code=code))
+    return code
 
 
 async def _first(*awaitables: Any) -> None:

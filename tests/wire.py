@@ -18,6 +18,7 @@ from service.interceptors import RequestInterceptor
 from service.metrics import Metrics
 from service.repository import Repository
 from service.servicers.encoder import EncoderServicer
+from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
 from tests.fakes import FakeBatcher, fake_model, fake_repository
 
@@ -71,10 +72,11 @@ async def running(
     batcher = batcher or FakeBatcher()
     repository = repository or fake_repository(fake_model(batcher))
     metrics = Metrics(CollectorRegistry())
-    interceptor = RequestInterceptor(metrics, tokens)
+    instruments = Instruments(metrics)
+    interceptor = RequestInterceptor(instruments, tokens)
     draining = asyncio.Event()
     server = grpc.aio.server(interceptors=[interceptor], options=[("grpc.so_reuseport", 0)])
-    servicer = EncoderServicer(repository, metrics, max_stream_requests, draining)
+    servicer = EncoderServicer(repository, instruments, max_stream_requests, draining)
     add_EncoderServiceServicer_to_server(servicer, server)
     add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(repository), server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -1,20 +1,19 @@
-"""What a call says besides its message: its deadline, whether its caller is still there, and its id in the log."""
+"""What a call says besides its message: its deadline, whether its caller is still there, and its ids in the log."""
 
 import asyncio
 import random
 import re
 import time
 from collections.abc import Iterable
-from contextvars import ContextVar
 from typing import Protocol
 
 REQUEST_ID_KEY = "x-request-id"
-
-# Set by the interceptor in the task that serves the call, so that any log line below it can name the call.
-request_id: ContextVar[str] = ContextVar("request_id", default="-")
+TRACE_KEY = "traceparent"
 
 # What may stand in a log line and in a status message as it is.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# Source: W3C Trace Context, 3.2: version, trace id, parent id, flags; later versions may add to it.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
 class Call(Protocol):
@@ -31,6 +30,14 @@ def choose_request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
             return value
     # Not secrets: reading the system's randomness costs 20 us of a call's 200, and an id need not be hard to guess.
     return f"{random.getrandbits(64):016x}"
+
+
+def trace_id_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The id of the trace that the caller's request is part of; empty if it is part of none."""
+    for key, value in metadata:
+        if key == TRACE_KEY and isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
+            return match[1]
+    return ""
 
 
 def arrival_and_deadline(call: Call) -> tuple[float, float | None]:

@@ -9,24 +9,24 @@ from grpc.aio import ServicerContext
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceServicer
 from service.codec.encoder import decode_request, encode_response
-from service.metrics import Metrics
+from service.logs import name_model
 from service.repository import Repository
 from service.request import Limits
 from service.servicers.call import Call, arrival_and_deadline
 from service.servicers.encode_stream import EncodeStreamCall, StreamContext
-from service.servicers.meter import Meter
+from service.servicers.meter import Instruments, Meter
 
 
 class EncoderServicer(EncoderServiceServicer):
     """Answers from the repository's models. `draining` ends the streams, which would outlast any drain."""
 
     def __init__(
-        self, repository: Repository, metrics: Metrics, max_stream_requests: int, draining: asyncio.Event
+        self, repository: Repository, instruments: Instruments, max_stream_requests: int, draining: asyncio.Event
     ) -> None:
         self._repository = repository
         self._max_stream_requests = max_stream_requests
         self._draining = draining
-        self._stream_meter = Meter(metrics, "EncodeStream")
+        self._stream_meter = Meter(instruments, "EncodeStream")
 
     async def Encode(
         self, request: pb.EncodeRequest, context: ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
@@ -73,6 +73,7 @@ class EncoderServicer(EncoderServiceServicer):
     async def _encode(self, message: pb.EncodeRequest, call: Call) -> pb.EncodeResponse:
         arrival, deadline = arrival_and_deadline(call)
         model = self._repository.get(message.model, message.version)
+        name_model(model.name, model.version)
         request = decode_request(message, model.limits, arrival=arrival, deadline=deadline)
         await model.batcher.submit(request)
         return encode_response(message, request, model.limits, version=model.version, now=time.monotonic())

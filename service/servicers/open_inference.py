@@ -14,6 +14,7 @@ from protos import open_inference_pb2 as pb
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceServicer
 from service.codec.infer_inputs import TYPES, VECTORS, input_names
 from service.codec.open_inference import decode_infer, encode_infer, output_names
+from service.logs import name_model
 from service.repository import Repository
 from service.request import Limits
 from service.servicers.call import arrival_and_deadline
@@ -64,6 +65,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         """Run a model."""
         arrival, deadline = arrival_and_deadline(context)
         model = self._repository.get(request.model_name, request.model_version)
+        name_model(model.name, model.version)
         call = decode_infer(request, model.limits, arrival=arrival, deadline=deadline)
         await model.batcher.submit(call.request)
         return encode_infer(call, request_id=request.id, model=model.name, version=model.version)

@@ -26,6 +26,7 @@ from service.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from service.logs import fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How one request failed, in the terms of the wire and of the metrics."""
+    """How one request failed, in the terms of the wire and of the metrics. `is_fault`: by us, and it is in the log."""
 
     code: grpc.StatusCode
     message: str
     reason: str
     retry_seconds: float = 0.0
+    is_fault: bool = False
 
     @property
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
@@ -90,8 +92,10 @@ def failure_of(error: BaseException, request_id: str) -> Failure:
     known = error if isinstance(error, RequestError) else RequestError(str(error))
     if row.instead is None:
         return Failure(row.code, str(known), known.reason, known.retry_seconds)
-    _logger.error("request %s failed", request_id, exc_info=error)
-    return Failure(row.code, f"{row.instead}; the server's log has it as request {request_id}", known.reason)
+    facts = fields(code=row.code.name, reason=known.reason)
+    _logger.error("request %s failed", request_id, exc_info=error, extra=facts)
+    message = f"{row.instead}; the server's log has it as request {request_id}"
+    return Failure(row.code, message, known.reason, is_fault=True)
 
 
 def failure_of_departure(time_remaining: float | None) -> Failure:

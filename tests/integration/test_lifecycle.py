@@ -1,6 +1,7 @@
 """From start to exit: what a caller, a probe and an operator see of a real process."""
 
 import asyncio
+import json
 import shutil
 import signal
 import socket
@@ -162,6 +163,25 @@ def test_versions_are_served_side_by_side_and_the_highest_is_the_default(tiny_bu
             with pytest.raises(grpc.RpcError, match="names no model"):
                 stub.GetModel(pb.GetModelRequest())
         assert server.metric("mhsa_model_info") == 3
+
+
+def test_each_step_of_a_life_is_a_line_and_in_json_an_object(tiny_bundle: Path) -> None:
+    with TestedServer(tiny_bundle.parents[1], "--log-format", "json") as server:
+        server.wait_until_serving()
+        assert server.stop() == 0
+        lines = [json.loads(line) for line in server.log().splitlines()]
+    events = [line["event"] for line in lines if "event" in line]
+    assert events == ["listening", "loading", "loaded", "serving", "leaving", "draining", "stopped"]
+    assert all(line.keys() >= {"ts", "level", "logger", "message"} for line in lines)
+    loaded = lines[[line.get("event") for line in lines].index("loaded")]
+    assert (loaded["model"], loaded["version"], loaded["precision"]) == ("tiny", "1", "fp32")
+
+
+def test_in_json_a_start_that_is_refused_is_an_object_too(tmp_path: Path) -> None:
+    with TestedServer(tmp_path, "--log-format", "json") as server:
+        line = json.loads(server.refusal())
+    assert (line["level"], line["event"]) == ("critical", "refused")
+    assert "make one with mhsa-export" in line["message"]
 
 
 def test_a_directory_without_bundles_is_refused(tmp_path: Path) -> None:

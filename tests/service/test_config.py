@@ -66,6 +66,7 @@ OTHERS = {
     "drain_seconds": ("0.5", 0.5),
     "grace_seconds": ("1.5", 1.5),
     "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
 }
 
 

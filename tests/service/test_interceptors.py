@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -12,9 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from protos.encoder_pb2 import EncodeRequest, EncodeResponse, GetModelRequest
 from protos.open_inference_pb2 import ModelReadyRequest, ServerLiveRequest
+from service.errors import QueueFullError
 from service.interceptors import METHODS, RequestInterceptor
 from service.metrics import Metrics
 from service.servicers.health import HealthServicer
+from service.servicers.meter import Instruments
 from tests.wire import Wire, encode_request, infer_request, receive, running, send
 
 TOKENS = ("first-token", "second-token")
@@ -93,7 +96,7 @@ async def test_without_tokens_every_caller_is_served(wire: Wire) -> None:
 
 async def test_health_is_neither_authenticated_nor_counted() -> None:
     metrics = Metrics(CollectorRegistry())
-    server = grpc.aio.server(interceptors=[RequestInterceptor(metrics, TOKENS)])
+    server = grpc.aio.server(interceptors=[RequestInterceptor(Instruments(metrics), TOKENS)])
     health = HealthServicer([""])
     await health.set_serving(True)
     add_HealthServicer_to_server(health, server)
@@ -167,6 +170,47 @@ async def test_names_that_clients_make_up_add_no_series(wire: Wire) -> None:
     assert wire.sample("mhsa_requests_total", method="Encode", code="NOT_FOUND") == 1001
 
 
+# What goes back beside the answer
+
+
+@pytest.mark.parametrize("ids", [[[1]], [[-1]]], ids=["served", "refused"])
+async def test_a_caller_is_told_its_calls_id(wire: Wire, ids: list[list[int]]) -> None:
+    for call in (
+        wire.encoder.Encode(encode_request(ids), metadata=(("x-request-id", "call-1"),)),
+        wire.inference.ModelInfer(infer_request(ids), metadata=(("x-request-id", "call-1"),)),
+    ):
+        assert dict(await call.trailing_metadata())["x-request-id"] == "call-1"
+
+
+async def test_a_caller_without_an_id_is_told_the_one_it_got(wire: Wire) -> None:
+    trailing = await wire.encoder.Encode(encode_request([[1]])).trailing_metadata()
+
+    assert re.fullmatch("[0-9a-f]{16}", str(dict(trailing)["x-request-id"]))
+
+
+async def test_a_stream_that_ends_well_or_not_tells_its_id(wire: Wire) -> None:
+    metadata = (("x-request-id", "call-1"),)
+    ended = wire.encoder.EncodeStream(metadata=metadata)
+    await ended.done_writing()
+    assert dict(await ended.trailing_metadata())["x-request-id"] == "call-1"
+    wire.draining.set()
+    drained = wire.encoder.EncodeStream(metadata=metadata)
+    assert dict(await drained.trailing_metadata())["x-request-id"] == "call-1"
+
+
+async def test_a_caller_without_credentials_is_told_its_calls_id() -> None:
+    async with running(tokens=TOKENS) as wire:
+        call = wire.encoder.Encode(encode_request([[1]]), metadata=(("x-request-id", "call-1"),))
+        assert dict(await call.trailing_metadata())["x-request-id"] == "call-1"
+
+
+async def test_a_full_queue_says_when_to_come_back_and_the_calls_id(wire: Wire) -> None:
+    wire.batcher.error = QueueFullError("full", retry_seconds=0.2)
+    trailing = dict(await wire.encoder.Encode(encode_request([[1]])).trailing_metadata())
+
+    assert {"x-request-id", "grpc-retry-pushback-ms", "grpc-status-details-bin"} <= trailing.keys()
+
+
 # How calls end
 
 
@@ -216,7 +260,7 @@ async def test_whatever_escapes_from_a_stream_is_answered(error: BaseException) 
         raise error
 
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(fail)
-    server = grpc.aio.server(interceptors=[RequestInterceptor(Metrics(CollectorRegistry()), ())])
+    server = grpc.aio.server(interceptors=[RequestInterceptor(Instruments(Metrics(CollectorRegistry())), ())])
     service = grpc.method_handlers_generic_handler("mhsa.encoder.v1.EncoderService", {"EncodeStream": handler})
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from service.servicers.call import choose_request_id, has_caller_left
+from service.servicers.call import choose_request_id, has_caller_left, trace_id_of
 
 
 @pytest.mark.parametrize("sane", ["a", "550e8400-e29b-41d4-a716-446655440000", "trace:1/2=@x+y", "x" * 128])
@@ -22,6 +22,33 @@ def test_an_id_that_could_forge_a_log_line_is_replaced(insane: str | bytes) -> N
 
 def test_ids_made_here_differ() -> None:
     assert choose_request_id([]) != choose_request_id([])
+
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize(
+    "value", [f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00", f"cc-{TRACE}-{PARENT}-01-more"]
+)
+def test_the_id_of_the_callers_trace_is_read(value: str) -> None:
+    assert trace_id_of([("user-agent", "x"), ("traceparent", value)]) == TRACE
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        TRACE,
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE}-{PARENT}-01\n",
+        b"bytes",
+    ],
+)
+def test_what_is_no_traceparent_names_no_trace(value: str | bytes) -> None:
+    assert trace_id_of([("traceparent", value)]) == ""
 
 
 async def test_a_cancelled_task_knows_that_its_caller_left() -> None:

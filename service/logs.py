@@ -1,0 +1,79 @@
+"""How a line of the log looks: text for people, or one JSON object a line for machines.
+
+What a line is about (request, trace, method, model) comes from the context it is written in, so that every line below a
+call says it and nobody passes it along. Threads that serve no one call have none.
+"""
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Literal, TextIO
+
+# Set by the interceptor in the task that serves a call.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+trace_id: ContextVar[str] = ContextVar("trace_id", default="")
+method: ContextVar[str] = ContextVar("method", default="")
+# Set once the request has named a model that is served; what a client made up is in no line.
+model: ContextVar[str] = ContextVar("model", default="")
+version: ContextVar[str] = ContextVar("version", default="")
+_SUBJECT = (request_id, trace_id, method, model, version)
+
+log = logging.getLogger(__name__)
+
+
+def fields(**facts: object) -> dict[str, dict[str, object]]:
+    """The `extra` of a log call: facts that a machine can read beside the message."""
+    return {"fields": facts}
+
+
+def name_model(name: str, number: str) -> None:
+    """Say for the rest of the call which model and version serves it."""
+    model.set(name)
+    version.set(number)
+
+
+def configure(level: str, log_format: Literal["text", "json"], stream: TextIO) -> None:
+    """Send every logger's lines to `stream`, warnings and uncaught exceptions too."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+
+
+class TextFormatter(logging.Formatter):
+    """The message, then what it is about as name=value, then a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        return " ".join([super().formatMessage(record), *(f"{name}={fact}" for name, fact in _facts(record).items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line; a traceback is a string in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _facts(record: logging.LogRecord) -> dict[str, object]:
+    subject = {variable.name: value for variable in _SUBJECT if (value := variable.get())}
+    return subject | getattr(record, "fields", {})
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.critical("uncaught exception", exc_info=(kind, error, trace))
