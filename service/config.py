@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from service.caller_weights import parse_weights
 from service.errors import StartupError
 
 Device = Literal["auto", "cpu", "cuda"]
 PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
+Fairness = Literal["token", "tenant", "none"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -56,7 +58,17 @@ class Settings:
     max_message_bytes: int = _setting("bytes in one answer", default=64 * 1024 * 1024)
     max_stream_requests: int = _setting("requests of one EncodeStream in flight; more wait unread", default=256)
     auth_token_file: Path | None = _setting(
-        "file with one bearer token per line; without it every caller is served", default=None
+        "file of bearer tokens, a line each: <token> [name of its holder]; without it every caller is served",
+        default=None,
+    )
+    fairness: Fairness = _setting(
+        "who has a share of the server: each holder of a token; each tenant, whom a gateway names in the metadata key "
+        "mhsa-tenant (the token's holder where it names none); or none, and all are one",
+        default="token",
+    )
+    tenant_weights: Mapping[str, float] = _setting(
+        "NAME=WEIGHT,...: shares of these holders or tenants beside the others' 1, from 0.001 to 1000",
+        default_factory=dict,
     )
     tls_cert: Path | None = _setting("PEM certificate chain; with --tls-key turns TLS on", default=None)
     tls_key: Path | None = _setting("PEM private key", default=None)
@@ -73,6 +85,8 @@ class Settings:
                 raise StartupError(f"{flag(name)} ({variable(name)}) is {value}; it takes {low} to {high}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise StartupError("--tls-cert and --tls-key go together; one of them is missing")
+        if self.tenant_weights and self.fairness == "none":
+            raise StartupError("--tenant-weights weighs shares, and --fairness none has none")
 
 
 # gRPC keeps sizes in 32 bits, and so do the indices of a batch.
@@ -184,9 +198,11 @@ def _choices(hint: Any) -> tuple[str, ...] | None:
 
 
 def _parser_of(hint: Any) -> Any:
-    """int, float, str or Path, for a field's type with or without None."""
+    """int, float, str or Path, for a field's type with or without None; of the one mapping, its own parser."""
     if _choices(hint):
         return str
+    if get_origin(hint) is Mapping:
+        return parse_weights
     return next((option for option in get_args(hint) if option is not type(None)), hint)
 
 
@@ -195,6 +211,6 @@ def _fields() -> tuple["dataclasses.Field[Any]", ...]:
 
 
 def _shown_default(f: "dataclasses.Field[Any]") -> str:
-    if f.default is dataclasses.MISSING:
+    if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
         return "required"
-    return "none" if f.default is None else str(f.default)
+    return "none" if f.default in (None, dataclasses.MISSING) else str(f.default)

@@ -3,14 +3,13 @@
 Health and reflection pass untouched: probes have no credentials and would drown the counts. A stream's messages are
 counted as its requests, by its servicer; the stream itself only holds a drain, and is counted where it was refused.
 
-Handlers are wrapped once per method. A caller without credentials gets a streaming handler whatever it called, since
-only that can refuse before the message, up to 64 MiB of it, has been received.
+Handlers are wrapped once per method. A caller without credentials, or with a name that is none, gets a streaming
+handler whatever it called, since only that can refuse before the message, up to 64 MiB of it, has been received.
 """
 
 import asyncio
-import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Never, TypeAlias, cast
@@ -20,9 +19,10 @@ from google.protobuf.message import DecodeError
 from grpc.aio import InternalError
 
 from protos import encoder_pb2, open_inference_pb2
-from service.errors import InvalidRequestError, UnauthenticatedError
+from service.callers import Callers
+from service.errors import InvalidRequestError, RequestError
 from service.logs import method, request_id, trace_id
-from service.servicers.call import REQUEST_ID_KEY, choose_request_id, has_caller_left, trace_id_of
+from service.servicers.call import REQUEST_ID_KEY, caller, choose_request_id, has_caller_left, trace_id_of
 from service.servicers.meter import Instruments, Meter
 from service.servicers.status import CODES, REASONS, Failure, failure_of
 
@@ -30,31 +30,29 @@ from service.servicers.status import CODES, REASONS, Failure, failure_of
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]"
-_Metadata = Iterable[tuple[str, str | bytes]]
 
 _SERVICES = (
     encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"],
     open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
 )
 METHODS = {f"/{service.full_name}/{method.name}": method.name for service in _SERVICES for method in service.methods}
-_BEARER = "bearer "
 
 
 @dataclass(frozen=True, slots=True)
 class _Guarded:
-    """The two handlers that a method may meet."""
+    """A method's handler, wrapped, and the counts of who is not let through to it."""
 
     serve: _Handler
-    refuse: _Handler
+    meter: Meter
 
 
 class RequestInterceptor(grpc.aio.ServerInterceptor):
-    """Authenticates, names, counts and answers for the calls of both APIs. Without tokens every caller is served."""
+    """Authenticates, names, counts and answers for the calls of both APIs."""
 
-    def __init__(self, instruments: Instruments, tokens: Iterable[str]) -> None:
+    def __init__(self, instruments: Instruments, callers: Callers) -> None:
         instruments.metrics.declare_requests(METHODS.values(), (code.name for code in CODES), REASONS)
         self._instruments = instruments
-        self._tokens = tuple(token.encode() for token in tokens)
+        self._callers = callers
         self._guarded: dict[str, _Guarded] = {}
         self._num_in_flight = 0
         self._idle = asyncio.Event()
@@ -80,12 +78,16 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         method.set(METHODS[details.method])
         request_id.set(choose_request_id(details.invocation_metadata))
         trace_id.set(trace_id_of(details.invocation_metadata))
-        return guarded.serve if self._may_call(details.invocation_metadata) else guarded.refuse
+        try:
+            caller.set(self._callers.name(details.invocation_metadata))
+        except RequestError as error:
+            return _refusal(guarded.meter, error)
+        return guarded.serve
 
     def _guard(self, path: str, handler: _Handler) -> _Guarded:
         meter = Meter(self._instruments, METHODS[path])
         serve = self._guard_stream(handler) if handler.request_streaming else self._guard_unary(handler, meter)
-        self._guarded[path] = _Guarded(serve, self._refusal(meter))
+        self._guarded[path] = _Guarded(serve, meter)
         return self._guarded[path]
 
     def _guard_unary(self, handler: _Handler, meter: Meter) -> _Handler:
@@ -130,13 +132,6 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
 
         return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
 
-    def _refusal(self, meter: Meter) -> _Handler:
-        async def refuse(_messages: AsyncIterator[Any], context: _Context) -> None:
-            failure = await meter.measure(_unauthenticated(), context)
-            await _abort(context, failure)
-
-        return grpc.stream_stream_rpc_method_handler(refuse)
-
     @contextmanager
     def _counted(self) -> Iterator[None]:
         self._num_in_flight += 1
@@ -148,20 +143,18 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             if self._num_in_flight == 0:
                 self._idle.set()
 
-    def _may_call(self, metadata: _Metadata) -> bool:
-        return not self._tokens or any(self._is_token(value) for key, value in metadata if key == "authorization")
 
-    def _is_token(self, value: str | bytes) -> bool:
-        if not isinstance(value, str) or value[: len(_BEARER)].lower() != _BEARER:
-            return False
-        shown = value[len(_BEARER) :].strip().encode()
-        # Against all of them, so that the time taken does not tell which one came close.
-        matches = [hmac.compare_digest(shown, token) for token in self._tokens]
-        return any(matches)
+def _refusal(meter: Meter, error: RequestError) -> _Handler:
+    # The raised error's traceback holds these frames, and must not meet the error in them.
+    raised = [error]
 
+    async def fail() -> Never:
+        raise raised.pop()
 
-async def _unauthenticated() -> Never:
-    raise UnauthenticatedError("the metadata has no 'authorization: Bearer <token>' with a token this server knows")
+    async def refuse(_messages: AsyncIterator[Any], context: _Context) -> None:
+        await _abort(context, await meter.measure(fail(), context))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _parse(raw: bytes, handler: _Handler) -> Any:

@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from protos import encoder_pb2, open_inference_pb2
 from protos.encoder_pb2_grpc import add_EncoderServiceServicer_to_server
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from service.callers import read_callers
 from service.certificate import first_expiry
 from service.config import Settings
 from service.errors import StartupError
@@ -62,7 +63,7 @@ class Server:
         self._draining = asyncio.Event()
         self._health = HealthServicer(HEALTH_NAMES)
         self.instruments = Instruments(self.metrics)
-        self._interceptor = RequestInterceptor(self.instruments, _read_tokens(settings))
+        self._interceptor = RequestInterceptor(self.instruments, read_callers(settings))
         self._grpc = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         add_EncoderServiceServicer_to_server(
             EncoderServicer(self.repository, self.instruments, settings.max_stream_requests, self._draining), self._grpc
@@ -203,17 +204,3 @@ def _bind(server: grpc.aio.Server, settings: Settings) -> int:
         raise StartupError(f"{error.filename}: {error.strerror}") from None
     except RuntimeError:
         raise StartupError(f"--grpc-port {settings.grpc_port} on {settings.host}: taken, or not ours to bind") from None
-
-
-def _read_tokens(settings: Settings) -> frozenset[str]:
-    if settings.auth_token_file is None:
-        return frozenset()
-    try:
-        tokens = frozenset(settings.auth_token_file.read_text("ascii").split())
-    except UnicodeDecodeError:
-        raise StartupError(f"--auth-token-file {settings.auth_token_file}: not ASCII, as gRPC metadata is") from None
-    except OSError as error:
-        raise StartupError(f"--auth-token-file {settings.auth_token_file}: {error.strerror}") from None
-    if not tokens:
-        raise StartupError(f"--auth-token-file {settings.auth_token_file} holds no token")
-    return tokens

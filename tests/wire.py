@@ -14,6 +14,8 @@ from protos.encoder_pb2 import EncodeRequest, EncodeStreamRequest, EncodeStreamR
 from protos.encoder_pb2_grpc import EncoderServiceStub, add_EncoderServiceServicer_to_server
 from protos.open_inference_pb2 import ModelInferRequest
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub, add_GRPCInferenceServiceServicer_to_server
+from service.callers import Callers, Token
+from service.config import Fairness
 from service.interceptors import RequestInterceptor
 from service.metrics import Metrics
 from service.repository import Repository
@@ -66,6 +68,7 @@ async def running(
     *,
     batcher: FakeBatcher | None = None,
     tokens: Iterable[str] = (),
+    fairness: Fairness = "token",
     max_stream_requests: int = 4,
 ) -> AsyncIterator[Wire]:
     """A server on a free port, stopped at the end."""
@@ -73,7 +76,7 @@ async def running(
     repository = repository or fake_repository(fake_model(batcher))
     metrics = Metrics(CollectorRegistry())
     instruments = Instruments(metrics)
-    interceptor = RequestInterceptor(instruments, tokens)
+    interceptor = RequestInterceptor(instruments, Callers([Token.of(token) for token in tokens], fairness))
     draining = asyncio.Event()
     server = grpc.aio.server(interceptors=[interceptor], options=[("grpc.so_reuseport", 0)])
     servicer = EncoderServicer(repository, instruments, max_stream_requests, draining)

@@ -64,10 +64,18 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 
 class EncoderClient:
-    """A blocking client; threads may share it. `credentials` turn TLS on; `token` is sent as a bearer token."""
+    """A blocking client; threads may share it.
+
+    `credentials` turn TLS on; `token` is sent as a bearer token; `tenant` is whom a gateway calls for.
+    """
 
     def __init__(
-        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, token: str | None = None
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         self._channel = (
             grpc.insecure_channel(target, _OPTIONS)
@@ -75,7 +83,7 @@ class EncoderClient:
             else grpc.secure_channel(target, credentials, _OPTIONS)
         )
         self._stub = EncoderServiceStub(self._channel)
-        self._metadata = _metadata(token)
+        self._metadata = _metadata(token, tenant)
         self._models: dict[tuple[str, str], GetModelResponse] = {}
 
     def model(self, model: str = "", version: str = "", *, timeout: float | None = None) -> GetModelResponse:
@@ -155,7 +163,12 @@ class AsyncEncoderClient:
     """The same for asyncio; make it in the event loop that uses it."""
 
     def __init__(
-        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, token: str | None = None
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         self._channel = (
             grpc.aio.insecure_channel(target, _OPTIONS)
@@ -163,7 +176,7 @@ class AsyncEncoderClient:
             else grpc.aio.secure_channel(target, credentials, _OPTIONS)
         )
         self._stub = EncoderServiceStub(self._channel)
-        self._metadata = _metadata(token)
+        self._metadata = _metadata(token, tenant)
         self._models: dict[tuple[str, str], GetModelResponse] = {}
 
     async def model(self, model: str = "", version: str = "", *, timeout: float | None = None) -> GetModelResponse:
@@ -238,8 +251,9 @@ class AsyncEncoderClient:
                 task.cancel()
 
 
-def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    return () if token is None else (("authorization", f"Bearer {token}"),)
+def _metadata(token: str | None, tenant: str | None) -> tuple[tuple[str, str], ...]:
+    authorization = () if token is None else (("authorization", f"Bearer {token}"),)
+    return authorization if tenant is None else (*authorization, ("mhsa-tenant", tenant))
 
 
 def _countdown(timeout: float | None) -> Callable[[], float | None]:

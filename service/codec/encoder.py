@@ -62,7 +62,9 @@ OUTPUTS = frozenset(Output.values())
 ENVELOPE_BYTES = 512
 
 
-def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, deadline: float | None) -> Request:
+def decode_request(
+    message: EncodeRequest, limits: Limits, *, arrival: float, deadline: float | None, caller: str = ""
+) -> Request:
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
     _check_options(message, limits)
     check_number(len(message.lengths), limits, "sequence")
@@ -76,6 +78,7 @@ def decode_request(message: EncodeRequest, limits: Limits, *, arrival: float, de
         arrival=arrival,
         deadline=deadline,
         priority=PRIORITIES[message.priority],
+        caller=caller,
     )
 
 

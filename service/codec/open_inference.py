@@ -67,7 +67,9 @@ def output_names(limits: Limits) -> tuple[str, ...]:
     return (LOGITS if limits.is_classifier else SENTENCE, TOKENS)
 
 
-def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, deadline: float | None) -> InferCall:
+def decode_infer(
+    message: ModelInferRequest, limits: Limits, *, arrival: float, deadline: float | None, caller: str = ""
+) -> InferCall:
     """Check a message and make the queue's request of it. Raises `InvalidRequestError`."""
     _check_numbers(message, limits)
     refuse_parameters("the request", message.parameters)
@@ -94,7 +96,7 @@ def decode_infer(message: ModelInferRequest, limits: Limits, *, arrival: float, 
         token_ids = check_ids(IDS, tensors[IDS][is_real], limits.vocab_size, locate)
         token_types = _token_types(tensors.get(TYPES), is_real, limits, locate)
         sequences = [TokenSequence(token_ids[s], columns[s], token_types[s]) for s in spans(lengths)]
-    request = Request(tuple(sequences), TOKENS in outputs, arrival, deadline, priority)
+    request = Request(tuple(sequences), TOKENS in outputs, arrival, deadline, priority, caller)
     return InferCall(request, outputs, is_real)
 
 

@@ -1,14 +1,18 @@
-"""What a call says besides its message: its deadline, whether its caller is still there, and its ids in the log."""
+"""What a call says besides its message: its deadline, who calls and is he still there, and its ids in the log."""
 
 import asyncio
 import random
 import re
 import time
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Protocol
 
 REQUEST_ID_KEY = "x-request-id"
 TRACE_KEY = "traceparent"
+
+# Under whose name it has its share of the server; set by the interceptor, in the task that serves the call.
+caller: ContextVar[str] = ContextVar("caller", default="")
 
 # What may stand in a log line and in a status message as it is.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")

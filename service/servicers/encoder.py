@@ -12,7 +12,7 @@ from service.codec.encoder import decode_request, encode_response
 from service.logs import name_model
 from service.repository import Repository
 from service.request import Limits
-from service.servicers.call import Call, arrival_and_deadline
+from service.servicers.call import Call, arrival_and_deadline, caller
 from service.servicers.encode_stream import EncodeStreamCall, StreamContext
 from service.servicers.meter import Instruments, Meter
 
@@ -74,7 +74,7 @@ class EncoderServicer(EncoderServiceServicer):
         arrival, deadline = arrival_and_deadline(call)
         model = self._repository.get(message.model, message.version)
         name_model(model.name, model.version)
-        request = decode_request(message, model.limits, arrival=arrival, deadline=deadline)
+        request = decode_request(message, model.limits, arrival=arrival, deadline=deadline, caller=caller.get())
         await model.batcher.submit(request)
         return encode_response(message, request, model.limits, version=model.version, now=time.monotonic())
 

@@ -61,6 +61,8 @@ OTHERS = {
     "max_message_bytes": ("4096", 4096),
     "max_stream_requests": ("7", 7),
     "auth_token_file": ("/tokens", Path("/tokens")),
+    "fairness": ("tenant", "tenant"),
+    "tenant_weights": ("a=2,b=0.5", {"a": 2.0, "b": 0.5}),
     "tls_cert": ("/cert", Path("/cert")),
     "tls_key": ("/key", Path("/key")),
     "drain_seconds": ("0.5", 0.5),
@@ -168,6 +170,20 @@ def test_a_number_out_of_range_is_named_with_its_limits(name: str, least: int, m
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_seconds_are_finite(text: str) -> None:
     assert f"is {text}; it takes 0 to 86400" in refusal(MODELS, {"MHSA_DRAIN_SECONDS": text})
+
+
+@pytest.mark.parametrize("source", ["flag", "variable"])
+def test_weights_that_are_none_are_refused_by_what_is_wrong_with_them(source: str) -> None:
+    arguments, environment = (
+        (["--tenant-weights", "a=0"], {}) if source == "flag" else ([], {"MHSA_TENANT_WEIGHTS": "a=0"})
+    )
+    assert refusal([*MODELS, *arguments], environment) == (
+        "--tenant-weights (MHSA_TENANT_WEIGHTS) has 'a=0': a weight is 0.001 to 1000"
+    )
+
+
+def test_weights_of_shares_that_there_are_not_are_refused() -> None:
+    assert "--fairness none has none" in refusal([*MODELS, "--fairness", "none", "--tenant-weights", "a=2"], {})
 
 
 @pytest.mark.parametrize("given", ["--tls-cert", "--tls-key"])

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from protos.encoder_pb2 import EncodeRequest, EncodeResponse, GetModelRequest
 from protos.open_inference_pb2 import ModelReadyRequest, ServerLiveRequest
+from service.callers import Callers, Token
 from service.errors import QueueFullError
 from service.interceptors import METHODS, RequestInterceptor
 from service.metrics import Metrics
@@ -96,7 +97,9 @@ async def test_without_tokens_every_caller_is_served(wire: Wire) -> None:
 
 async def test_health_is_neither_authenticated_nor_counted() -> None:
     metrics = Metrics(CollectorRegistry())
-    server = grpc.aio.server(interceptors=[RequestInterceptor(Instruments(metrics), TOKENS)])
+    server = grpc.aio.server(
+        interceptors=[RequestInterceptor(Instruments(metrics), Callers(map(Token.of, TOKENS), "token"))]
+    )
     health = HealthServicer([""])
     await health.set_serving(True)
     add_HealthServicer_to_server(health, server)
@@ -108,6 +111,57 @@ async def test_health_is_neither_authenticated_nor_counted() -> None:
 
     assert answer.status == answer.SERVING
     assert sum_of(metrics, "mhsa_requests_total") == 0
+
+
+# Callers
+
+
+async def call_every_way(wire: Wire, metadata: Sequence[tuple[str, str]]) -> set[str]:
+    """The callers that the queue was told of, by either API and by a stream."""
+    await wire.encoder.Encode(encode_request([[1]]), metadata=metadata)
+    await wire.inference.ModelInfer(infer_request([[1]]), metadata=metadata)
+    stream = wire.encoder.EncodeStream(metadata=metadata)
+    await send(stream, "a", [[1]])
+    await receive(stream)
+    assert len(wire.batcher.requests) == 3
+    return {request.caller for request in wire.batcher.requests}
+
+
+async def test_the_holder_of_a_token_is_known_to_the_queue_and_his_token_is_not() -> None:
+    async with running(tokens=TOKENS) as wire:
+        (caller,) = await call_every_way(wire, (("authorization", "Bearer second-token"),))
+
+    assert caller == Token.of("second-token").name
+    assert "second" not in caller
+
+
+async def test_a_tenant_is_known_to_the_queue() -> None:
+    async with running(fairness="tenant") as wire:
+        assert await call_every_way(wire, (("mhsa-tenant", "acme"),)) == {"acme"}
+
+
+async def test_callers_do_not_take_the_name_of_one_who_called_before() -> None:
+    async with running(fairness="tenant") as wire:
+        await wire.encoder.Encode(encode_request([[1]]), metadata=(("mhsa-tenant", "acme"),))
+        await wire.encoder.Encode(encode_request([[1]]))
+
+    assert [request.caller for request in wire.batcher.requests] == ["acme", ""]
+
+
+async def test_a_tenant_that_can_be_none_is_refused_and_counted() -> None:
+    async with running(fairness="tenant") as wire:
+        metadata = (("mhsa-tenant", "two words"),)
+        unary = wire.encoder.Encode(encode_request([[1]]), metadata=metadata)
+        stream = wire.encoder.EncodeStream(metadata=metadata)
+
+        for call in (unary, stream):
+            assert await status_of(call) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "mhsa-tenant is 'two words'; it takes 1 to 64 of A-Z a-z 0-9 . _ : / + @ -",
+            )
+    assert wire.batcher.requests == []
+    assert wire.sample("mhsa_requests_total", method="Encode", code="INVALID_ARGUMENT") == 1
+    assert wire.sample("mhsa_requests_total", method="EncodeStream", code="INVALID_ARGUMENT") == 1
 
 
 # Counts
@@ -260,7 +314,9 @@ async def test_whatever_escapes_from_a_stream_is_answered(error: BaseException) 
         raise error
 
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(fail)
-    server = grpc.aio.server(interceptors=[RequestInterceptor(Instruments(Metrics(CollectorRegistry())), ())])
+    server = grpc.aio.server(
+        interceptors=[RequestInterceptor(Instruments(Metrics(CollectorRegistry())), Callers([], "token"))]
+    )
     service = grpc.method_handlers_generic_handler("mhsa.encoder.v1.EncoderService", {"EncodeStream": handler})
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")

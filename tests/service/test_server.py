@@ -86,16 +86,3 @@ async def test_a_model_is_counted_as_ready_from_its_load_to_the_drain(tiny_bundl
     ending = server.metrics.registry.get_sample_value("mhsa_model_ready", labels)
     await server.stop()
     assert (loaded, ending) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"), [(None, "No such file"), (" \n", "holds no token"), ("schl\u00fcssel", "not ASCII")]
-)
-def test_a_token_file_without_tokens_is_refused(
-    tiny_bundle: Path, tmp_path: Path, text: str | None, complaint: str
-) -> None:
-    path = tmp_path / "tokens"
-    if text is not None:
-        path.write_text(text, "utf-8")
-    with pytest.raises(StartupError, match=complaint):
-        Server(settings(tiny_bundle, auth_token_file=path))

@@ -28,16 +28,20 @@ from tests.wire import Wire, running
 Call = Callable[..., Awaitable[Any]]
 
 
-async def blocking(target: str, method: str, *args: Any, token: str | None = None, **options: Any) -> Any:
+async def blocking(
+    target: str, method: str, *args: Any, token: str | None = None, tenant: str | None = None, **options: Any
+) -> Any:
     def call() -> Any:
-        with EncoderClient(target, token=token) as client:
+        with EncoderClient(target, token=token, tenant=tenant) as client:
             return getattr(client, method)(*args, **options)
 
     return await asyncio.to_thread(call)
 
 
-async def on_asyncio(target: str, method: str, *args: Any, token: str | None = None, **options: Any) -> Any:
-    async with AsyncEncoderClient(target, token=token) as client:
+async def on_asyncio(
+    target: str, method: str, *args: Any, token: str | None = None, tenant: str | None = None, **options: Any
+) -> Any:
+    async with AsyncEncoderClient(target, token=token, tenant=tenant) as client:
         return await getattr(client, method)(*args, **options)
 
 
@@ -215,6 +219,13 @@ async def test_a_token_is_sent_as_bearer(client: Call) -> None:
         with pytest.raises(grpc.RpcError) as failure:
             await client(wire.target, "encode", [[1]], token="another")
     assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_tenant_is_sent_beside_the_token(client: Call) -> None:
+    async with running(tokens=["a-token"], fairness="tenant") as wire:
+        await client(wire.target, "encode", [[1]], token="a-token", tenant="acme")
+
+    assert [request.caller for request in wire.batcher.requests] == ["acme"]
 
 
 async def test_the_model_is_described_and_asked_for_once(wire: Wire) -> None:
