@@ -12,8 +12,10 @@ from unittest.mock import patch
 
 from service.__main__ import main
 from service.batcher import Batcher
+from service.cancellation import Cancellation
+from service.executor import Ran
+from service.lane import Entry
 from service.request import Request
-from service.scheduler import Entry
 
 
 class Unbatched(Batcher):
@@ -39,7 +41,11 @@ class Unbatched(Batcher):
 
     def _serve(self) -> None:
         while (entry := self._waiting.get()) is not None:
-            self._loop.call_soon_threadsafe(self._settle, [], self._run([entry], False))
+            ended = self._executor.run([entry], alone=False, cancellation=Cancellation())
+            self._loop.call_soon_threadsafe(self._settle, [], ended)
+
+    def _note_run(self, _ran: Ran) -> None:
+        """Nobody predicts anything here."""
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Does what the scheduler decided: runner threads that take, pack, run and hand back. Decides nothing.
+"""Does what the scheduler decided: runner threads that take a batch, have it run and hand it back. Decides nothing.
 
-One lock guards the scheduler. Runners sleep on it while nothing waits; each runs with the lock open, and ONNX Runtime
-gives up the GIL meanwhile. A finished batch goes back to the event loop with one `call_soon_threadsafe`, and only
-there are requests settled. Runners are woken once per turn of the event loop, after every request that came in that
-turn has been queued: so the callers of one finished batch, who all come back at once, meet again in one batch, and
+One lock guards scheduler and supervisor. Runners sleep on it while nothing waits; each runs with the lock open, and
+ONNX Runtime gives up the GIL meanwhile. A finished batch goes back to the event loop with one `call_soon_threadsafe`,
+and only there are requests settled. Runners are woken once per turn of the event loop, after every request that came in
+that turn has been queued: so the callers of one finished batch, who all come back at once, meet again in one batch, and
 nobody waits on purpose for company.
 
-A batch that fails is run again in halves, down to single sequences, so that only the culprit fails. A runner thread
-that dies of anything else is a bug: everything queued fails, `is_alive` turns false and `on_death` is told.
+A run whose callers have all left is stopped. One that does not end, and an engine that fails again and again, make the
+model unhealthy (`supervisor.py`): what waits fails, nothing is accepted, and `on_health` is told, until the engine
+passes its test again. If it does not, or if a runner thread dies, which is a bug, `is_alive` turns false and `on_death`
+is told.
 """
 
 import asyncio
@@ -16,92 +18,105 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-
-from service.engine import Outputs, first_line
-from service.errors import DeadlineError, EngineError, OutOfMemoryError, RequestError, UnavailableError
+from service.cancellation import Cancellation
+from service.errors import DeadlineError, EngineError, OutOfMemoryError, RequestError, StoppedError, UnavailableError
+from service.executor import Ended, Executor, Ran, Runner
 from service.metrics import ModelMetrics
-from service.packing import PackedBatch, pack, unpack
 from service.request import Encoding, Request
-from service.scheduler import Entry, Scheduler, Taken
+from service.scheduler import Scheduler, Taken
+from service.supervisor import TEST_SECONDS, Supervisor
 
 # Far longer than any batch of a bounded token budget takes.
 JOIN_SECONDS = 5.0
+WATCH_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    """What the batcher needs of an engine."""
-
-    num_runners: int
-
-    def run(self, batch: PackedBatch, *, wants_tokens: bool, alone: bool) -> Outputs: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Ended:
-    """One sequence's answer or error, on its way back to the event loop."""
+class _Run:
+    """What one runner is at."""
 
-    entry: Entry
+    taken: Taken
     started: float
-    finished: float
-    result: Encoding | RequestError
+    cancellation: Cancellation
+
+
+def _ignore(_is_healthy: bool = False) -> None:
+    """For who need not be told."""
 
 
 class Batcher:
-    """The threads that serve one model's queue."""
+    """The threads that serve one model's queue.
+
+    `test` asks the engine for something known to be right, and raises if it cannot do it. `on_health` and `on_death`
+    are called on the event loop.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, engine: Runner, metrics: ModelMetrics, on_death: Callable[[], None] = lambda: None
+        self,
+        scheduler: Scheduler,
+        engine: Runner,
+        metrics: ModelMetrics,
+        *,
+        test: Callable[[], object] = lambda: None,
+        on_health: Callable[[bool], None] = _ignore,
+        on_death: Callable[[], None] = _ignore,
     ) -> None:
         self._scheduler = scheduler
-        self._engine = engine
+        self._num_runners = engine.num_runners
+        self._executor = Executor(engine, metrics, self._note_run)
+        self._supervisor = Supervisor()
         self._metrics = metrics
+        self._test_engine = test
+        self._on_health = on_health
         self._on_death = on_death
         self._wakeup = threading.Condition()
         self._threads: list[threading.Thread] = []
+        self._runs: dict[str, _Run] = {}
         self._num_idle = 0
         self._is_stopping = False
         self._is_wakeup_due = False
         self.is_alive = True
-        metrics.watch_queue(lambda: scheduler.num_queued_sequences, lambda: scheduler.num_queued_tokens)
+        self.is_healthy = True
+        metrics.engine_healthy.set(1)
+        metrics.watch_queue(
+            sequences=lambda: scheduler.num_queued_sequences,
+            tokens=lambda: scheduler.num_queued_tokens,
+            requests=lambda: scheduler.num_requests_in_flight,
+            num_bytes=lambda: scheduler.num_bytes_in_flight,
+        )
 
     def start(self) -> None:
         """Start the runner threads; must be called from the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
-        for number in range(self._engine.num_runners):
+        for number in range(self._num_runners):
             thread = threading.Thread(target=self._serve, name=f"runner-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
+        self._watching = self._loop.call_later(WATCH_SECONDS, self._watch)
 
     async def stop(self) -> None:
         """Fail what waits with `UnavailableError` and join the threads; a run that will not end is left behind."""
+        self._watching.cancel()
         with self._wakeup:
             self._is_stopping = True
             waiting = self._scheduler.clear()
             self._wakeup.notify_all()
-        for request in waiting:
-            request.fail(UnavailableError("the server is stopping"))
+        _fail(waiting, UnavailableError("the server is stopping"))
         for thread in self._threads:
             await asyncio.to_thread(thread.join, JOIN_SECONDS)
 
     async def submit(self, request: Request) -> None:
         """Run a request to its end; its encodings are then complete.
 
-        Raises the request's own `RequestError`. If the caller is cancelled, what still waits leaves the queue at once.
+        Raises the request's own `RequestError`. If the caller is cancelled, what still waits leaves the queue at once,
+        and what runs is stopped if nobody else waits for it.
         """
         settled = self._loop.create_future()
         request.on_settled = lambda: None if settled.done() else settled.set_result(None)
-        with self._wakeup:
-            if self._is_stopping or not self.is_alive:
-                raise UnavailableError("the server is stopping")
-            self._scheduler.put(request, time.monotonic())
-            if self._num_idle and not self._is_wakeup_due:
-                self._is_wakeup_due = True
-                self._loop.call_soon(self._wake_runner)
+        self._put(request)
         try:
             async with asyncio.timeout_at(request.deadline):
                 await settled
@@ -110,7 +125,7 @@ class Batcher:
                 f"the deadline passed {time.monotonic() - request.arrival:.3f} s after arrival"
             ) from None
         finally:
-            self._withdraw(request)
+            self._end(request)
         if request.error is not None:
             try:
                 raise request.error
@@ -118,11 +133,32 @@ class Batcher:
                 # Its traceback holds this frame, and with it the request: a cycle that only the collector would free.
                 request.error = None
 
-    def _withdraw(self, request: Request) -> None:
-        if not request.is_settled:
-            with self._wakeup:
-                self._scheduler.remove(request)
-            request.is_settled = True
+    def _put(self, request: Request) -> None:
+        with self._wakeup:
+            if self._is_stopping or not self.is_alive:
+                raise UnavailableError("the server is stopping")
+            if not self._supervisor.is_healthy:
+                raise UnavailableError("the engine does not work; it is tried again")
+            displaced = self._scheduler.put(request, time.monotonic())
+            if self._num_idle and not self._is_wakeup_due:
+                self._is_wakeup_due = True
+                self._loop.call_soon(self._wake_runner)
+        for victim, error in displaced:
+            victim.fail(error)
+
+    def _end(self, request: Request) -> None:
+        has_left = not request.is_settled
+        request.is_settled = True
+        with self._wakeup:
+            self._scheduler.end(request)
+            if has_left:
+                self._stop_deserted_runs()
+
+    def _stop_deserted_runs(self) -> None:
+        for run in self._runs.values():
+            if not run.cancellation.is_set and all(entry.request.is_settled for entry in run.taken.batch):
+                self._metrics.stopped_runs.inc()
+                run.cancellation.set()
 
     def _wake_runner(self) -> None:
         self._is_wakeup_due = False
@@ -130,107 +166,136 @@ class Batcher:
             self._wakeup.notify()
 
     def _serve(self) -> None:
-        taken = Taken([], [])
+        taken: Taken | None = None
         try:
-            while (work := self._next()) is not None:
-                taken, is_alone = work
-                ended = self._run(taken.batch, is_alone) if taken.batch else []
-                self._withdraw_failed(ended)
+            while (taken := self._next()) is not None:
+                ended = self._run(taken) if taken.batch else []
                 self._loop.call_soon_threadsafe(self._settle, taken.expired, ended)
         except BaseException:
             log.exception("a runner thread died; the model is no longer served")
             self._loop.call_soon_threadsafe(self._die, taken)
 
-    def _next(self) -> tuple[Taken, bool] | None:
-        """Wait for work. With it, whether it has the machine to itself; None when the batcher stops."""
+    def _next(self) -> Taken | None:
+        """Wait for work; None when the batcher stops."""
         with self._wakeup:
             self._num_idle += 1
-            while True:
-                taken = self._scheduler.take(time.monotonic(), self._num_idle)
-                if taken.batch or taken.expired:
-                    break
-                if self._is_stopping:
-                    return None
-                self._wakeup.wait()
-            self._num_idle -= 1
-            if self._scheduler.num_queued_sequences:
-                self._wakeup.notify()
-            is_alone = self._num_idle == self._engine.num_runners - 1 and not self._scheduler.num_queued_sequences
-            return taken, is_alone
+            try:
+                while not self._is_stopping:
+                    if self._supervisor.needs_test:
+                        self._test()
+                        continue
+                    taken = self._scheduler.take(time.monotonic(), self._num_idle)
+                    if taken.batch:
+                        self._begin(taken)
+                    if taken.batch or taken.expired:
+                        return taken
+                    self._wakeup.wait(None if taken.wake_at is None else taken.wake_at - time.monotonic())
+                return None
+            finally:
+                self._num_idle -= 1
 
-    def _run(self, batch: list[Entry], is_alone: bool) -> list[Ended]:
-        """Run a batch; in halves if it fails, so that batch mates are not harmed."""
-        started = time.monotonic()
+    def _begin(self, taken: Taken) -> None:
+        self._runs[threading.current_thread().name] = _Run(taken, time.monotonic(), Cancellation())
+        if self._scheduler.num_queued_sequences:
+            self._wakeup.notify()
+
+    def _run(self, taken: Taken) -> list[Ended]:
+        run = self._runs[threading.current_thread().name]
+        ended = self._executor.run(taken.batch, alone=taken.is_alone, cancellation=run.cancellation)
+        with self._wakeup:
+            del self._runs[threading.current_thread().name]
+            self._scheduler.finish(taken)
+            # A request of which one sequence has failed has failed: the rest of it need not run.
+            for end in ended:
+                if isinstance(end.result, RequestError):
+                    self._scheduler.drop(end.entry.request)
+        return ended
+
+    def _note_run(self, ran: Ran) -> None:
+        run = self._runs[threading.current_thread().name]
+        with self._wakeup:
+            if ran.error is None:
+                self._supervisor.note_success()
+                # A run that had the machine to itself says nothing of the others.
+                if not run.taken.is_alone or self._num_runners == 1:
+                    self._scheduler.costs.observe(ran.num_sequences, ran.num_tokens, ran.longest, ran.seconds)
+            elif not isinstance(ran.error, StoppedError):
+                self._supervisor.note_fault()
+                if isinstance(ran.error, OutOfMemoryError):
+                    self._scheduler.note_out_of_memory(ran.num_tokens, ran.longest, time.monotonic())
+
+    def _test(self) -> None:
+        """Ask the engine for something known to be right, one runner with the lock open, the others waiting."""
+        if self._num_idle < self._num_runners:
+            self._wakeup.wait(TEST_SECONDS)
+            return
+        self._num_idle -= 1
+        self._wakeup.release()
+        error: Exception | None = None
         try:
-            results = self._encode(batch, is_alone)
-        except EngineError as error:
-            self._metrics.engine_failures.inc()
-            if len(batch) == 1:
-                return [Ended(batch[0], started, time.monotonic(), error)]
-            log.warning("a run of %d sequences failed, running its halves: %s", len(batch), first_line(error.__cause__))
-            middle = len(batch) // 2
-            return self._run(batch[:middle], is_alone) + self._run(batch[middle:], is_alone)
-        finished = time.monotonic()
-        self._metrics.compute_seconds.observe(finished - started)
-        for entry in batch:
-            self._metrics.queue_seconds.observe(started - entry.request.arrival)
-        return [Ended(entry, started, finished, result) for entry, result in zip(batch, results, strict=True)]
+            self._test_engine()
+        except Exception as caught:
+            error = caught
+        finally:
+            self._wakeup.acquire()
+            self._num_idle += 1
+        self._supervisor.note_test(is_passed=error is None, now=time.monotonic())
+        self._loop.call_soon_threadsafe(self._tell_health)
+        if error is None:
+            self._wakeup.notify_all()
+        else:
+            log.error("the engine does not do what it did when it was loaded: %s", error)
+            self._wakeup.wait(TEST_SECONDS)
 
-    def _withdraw_failed(self, ended: Iterable[Ended]) -> None:
-        """A request of which one sequence has failed has failed: the rest of it need not run."""
-        failed = [end.entry.request for end in ended if isinstance(end.result, RequestError)]
-        if failed:
-            with self._wakeup:
-                for request in failed:
-                    self._scheduler.remove(request)
+    def _watch(self) -> None:
+        """Look for runs that do not end, and for an engine that does not come back."""
+        now = time.monotonic()
+        with self._wakeup:
+            for run in self._runs.values():
+                if self._supervisor.is_hung(run.started, run.taken.seconds, now):
+                    self._supervisor.note_hang(now)
+                    run.cancellation.set()
+            is_dead = self._supervisor.is_dead(now)
+        self._tell_health()
+        if is_dead:
+            self._die(None)
+        else:
+            self._watching = self._loop.call_later(WATCH_SECONDS, self._watch)
 
-    def _encode(self, batch: list[Entry], is_alone: bool) -> list[Encoding | RequestError]:
-        packed = self._pack(batch)
-        wants_tokens = any(entry.request.wants_tokens for entry in batch)
-        outputs = self._engine.run(packed, wants_tokens=wants_tokens, alone=is_alone)
-        self._metrics.sequences.inc(packed.num_sequences)
-        self._metrics.tokens.inc(packed.num_tokens)
-        self._metrics.batch_sequences.observe(packed.num_sequences)
-        self._metrics.batch_tokens.observe(packed.num_tokens)
-        self._metrics.batch_fill.observe(packed.fill)
-        if outputs.token_embeddings is None:
-            return [self._checked(Encoding(pooled, None)) for pooled in outputs.sentence_embedding]
-        rows = unpack(packed, outputs.token_embeddings)
-        return [
-            self._checked(Encoding(pooled, tokens if entry.request.wants_tokens else None))
-            for entry, pooled, tokens in zip(batch, outputs.sentence_embedding, rows, strict=True)
-        ]
-
-    def _pack(self, batch: list[Entry]) -> PackedBatch:
-        try:
-            return pack([entry.sequence for entry in batch])
-        except MemoryError as error:
-            raise OutOfMemoryError("the host has no memory left for the batch") from error
-
-    def _checked(self, encoding: Encoding) -> Encoding | RequestError:
-        is_finite = np.isfinite(encoding.pooled).all() and (
-            encoding.tokens is None or np.isfinite(encoding.tokens).all()
-        )
-        if is_finite:
-            return encoding
-        self._metrics.engine_failures.inc()
-        return EngineError("the model gave numbers that are not finite")
+    def _tell_health(self) -> None:
+        with self._wakeup:
+            is_healthy = self._supervisor.is_healthy
+            waiting = [] if is_healthy else self._scheduler.clear()
+        _fail(waiting, UnavailableError("the engine does not work"))
+        if is_healthy != self.is_healthy:
+            log.warning("the engine works again" if is_healthy else "the engine does not work, or a run does not end")
+            self.is_healthy = is_healthy
+            self._metrics.engine_healthy.set(is_healthy)
+            self._on_health(is_healthy)
 
     def _settle(self, expired: Iterable[Request], ended: Iterable[Ended]) -> None:
-        for request in expired:
-            request.fail(DeadlineError("the deadline passed in the queue"))
+        _fail(expired, DeadlineError("the deadline passed, or could not be met any more, in the queue"))
         for end in ended:
             if isinstance(end.result, Encoding):
                 end.entry.request.complete(end.entry.place, end.result, end.started, end.finished)
             else:
                 end.entry.request.fail(end.result)
 
-    def _die(self, taken: Taken) -> None:
+    def _die(self, taken: Taken | None) -> None:
+        """`taken`: what the thread that died was at."""
+        self._watching.cancel()
         with self._wakeup:
             self.is_alive = False
             waiting = self._scheduler.clear()
-        for entry in taken.batch:
-            entry.request.fail(EngineError("the engine has died"))
-        for request in (*taken.expired, *waiting):
-            request.fail(UnavailableError("the engine has died"))
+            lost = [run.taken for run in self._runs.values()]
+        for one in lost if taken is None else (taken, *lost):
+            _fail((entry.request for entry in one.batch), EngineError("the engine has died"))
+            _fail(one.expired, DeadlineError("the deadline passed in the queue"))
+        _fail(waiting, UnavailableError("the engine has died"))
+        self._metrics.engine_healthy.set(0)
         self._on_death()
+
+
+def _fail(requests: Iterable[Request], error: RequestError) -> None:
+    for request in requests:
+        request.fail(error)

@@ -52,8 +52,16 @@ class Settings:
         "tokens in one run; 0 takes the smallest at this model's best rate, measured at load", default=0
     )
     max_queued_tokens: int = _setting("tokens waiting per model, beyond which requests are refused", default=131072)
+    max_queued_sequences: int = _setting("sequences waiting per model, likewise", default=16384)
+    max_requests_in_flight: int = _setting("requests per model that have come and are not answered", default=4096)
+    max_bytes_in_flight: int = _setting(
+        "bytes that they hold per model, their answers included", default=512 * 1024 * 1024
+    )
+    max_wait_seconds: float = _setting(
+        "how long a run that is not full may wait for company; 0 starts it as soon as a runner is free", default=0.0
+    )
     max_request_tokens: int = _setting("tokens in one request, at most what the queue holds", default=32768)
-    max_request_sequences: int = _setting("sequences in one request", default=2048)
+    max_request_sequences: int = _setting("sequences in one request, at most what the queue holds", default=2048)
     max_request_bytes: int = _setting("bytes in one message to the server", default=16 * 1024 * 1024)
     max_message_bytes: int = _setting("bytes in one answer", default=64 * 1024 * 1024)
     max_stream_requests: int = _setting("requests of one EncodeStream in flight; more wait unread", default=256)
@@ -97,6 +105,10 @@ _RANGES = {
     "threads": (0, 1024),
     "max_batch_tokens": (0, _MOST),
     "max_queued_tokens": (1, _MOST),
+    "max_queued_sequences": (1, _MOST),
+    "max_requests_in_flight": (1, _MOST),
+    "max_bytes_in_flight": (4096, 2**63 - 1),
+    "max_wait_seconds": (0, 10),
     "max_request_tokens": (1, _MOST),
     "max_request_sequences": (1, _MOST),
     "max_request_bytes": (4096, _MOST),

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime as ort
 
-from service.errors import EngineError, OutOfMemoryError, StartupError
+from service.cancellation import Cancellation
+from service.errors import EngineError, OutOfMemoryError, StartupError, StoppedError
 from service.packing import PackedBatch
 from service.request import Float32Array
 
@@ -71,12 +72,27 @@ class Engine:
         self.num_runners = 1 if self.provider == _CUDA else num_cpus
         self._wide_session = self._session if self.num_runners == 1 else _open(graph, "cpu", num_threads=num_cpus)
 
-    def run(self, batch: PackedBatch, *, wants_tokens: bool = False, alone: bool = False) -> Outputs:
-        """Run one batch. Raises `OutOfMemoryError` or `EngineError`; the cause is chained, for the log."""
+    def run(
+        self,
+        batch: PackedBatch,
+        *,
+        wants_tokens: bool = False,
+        alone: bool = False,
+        cancellation: Cancellation | None = None,
+    ) -> Outputs:
+        """Run one batch. Raises `OutOfMemoryError` or `EngineError`; the cause is chained, for the log.
+
+        Raises `StoppedError` where `cancellation` was set; a run ends between two operators of the graph.
+        """
         session = self._wide_session if alone else self._session
+        options = ort.RunOptions()
+        if cancellation is not None:
+            cancellation.attach(lambda: setattr(options, "terminate", True))
         try:
-            found = session.run([POOLED, TOKENS] if wants_tokens else [POOLED], self._feeds(batch))
+            found = session.run([POOLED, TOKENS] if wants_tokens else [POOLED], self._feeds(batch), options)
         except Exception as error:  # ONNX Runtime raises RuntimeError and several classes of its own
+            if cancellation is not None and cancellation.is_set:
+                raise StoppedError("the run was stopped") from error
             is_memory = any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
             raise (OutOfMemoryError if is_memory else EngineError)("the engine failed on this request") from error
         return Outputs(found[0], found[1] if wants_tokens else None)

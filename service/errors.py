@@ -71,6 +71,10 @@ class OutOfMemoryError(EngineError):
     reason = "out_of_memory"
 
 
+class StoppedError(EngineError):
+    """The run was stopped: nobody waited for it any more, or it would not end."""
+
+
 class StartupError(Exception):
     """The process cannot start; the text is one line that says what to do."""
 

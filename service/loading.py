@@ -8,10 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from service.admission import Bounds
 from service.batcher import Batcher
 from service.bundle import Bundle, Manifest, Precision, read_bundle
 from service.config import Settings
 from service.cost_model import Calibration, calibrate
+from service.cost_tracker import CostTracker
 from service.engine import Engine, differences, first_line
 from service.errors import EngineError, StartupError
 from service.logs import fields
@@ -27,7 +29,14 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-async def load_model(found: BundlePath, settings: Settings, metrics: Metrics, on_death: Callable[[], None]) -> Model:
+async def load_model(
+    found: BundlePath,
+    settings: Settings,
+    metrics: Metrics,
+    *,
+    on_health: Callable[[bool], None],
+    on_death: Callable[[], None],
+) -> Model:
     """Read, open, verify against the golden outputs, calibrate (which warms) and start one model.
 
     Raises `StartupError` when any of it fails.
@@ -40,12 +49,21 @@ async def load_model(found: BundlePath, settings: Settings, metrics: Metrics, on
     limits = _limits(bundle.manifest, settings)
     max_batch_tokens = settings.max_batch_tokens or calibration.max_batch_tokens
     scheduler = Scheduler(
-        calibration.cost,
+        CostTracker(calibration.cost, max_batch_tokens, calibration.worst_error),
+        _bounds(settings),
         max_batch_tokens=max_batch_tokens,
-        max_queued_tokens=settings.max_queued_tokens,
         num_runners=engine.num_runners,
+        max_wait_seconds=settings.max_wait_seconds,
+        weights=settings.tenant_weights,
     )
-    batcher = Batcher(scheduler, engine, of_model, on_death)
+    batcher = Batcher(
+        scheduler,
+        engine,
+        of_model,
+        test=lambda: _verify(bundle, engine, precision),
+        on_health=on_health,
+        on_death=on_death,
+    )
     batcher.start()
     of_model.set_info(engine.provider, precision, bundle.digest)
     of_model.load_seconds.set(time.monotonic() - started)
@@ -116,6 +134,15 @@ def _verify(bundle: Bundle, engine: Engine, precision: Precision) -> float:
     return pooled
 
 
+def _bounds(settings: Settings) -> Bounds:
+    return Bounds(
+        tokens=settings.max_queued_tokens,
+        sequences=settings.max_queued_sequences,
+        requests=settings.max_requests_in_flight,
+        bytes=settings.max_bytes_in_flight,
+    )
+
+
 def _limits(manifest: Manifest, settings: Settings) -> Limits:
     max_request_tokens = min(settings.max_request_tokens, settings.max_queued_tokens)
     return Limits(
@@ -124,7 +151,7 @@ def _limits(manifest: Manifest, settings: Settings) -> Limits:
         hidden_size=manifest.hidden_size,
         output_size=manifest.output_size,
         max_sequence_tokens=min(manifest.max_sequence_tokens, max_request_tokens),
-        max_request_sequences=settings.max_request_sequences,
+        max_request_sequences=min(settings.max_request_sequences, settings.max_queued_sequences),
         max_request_tokens=max_request_tokens,
         max_request_bytes=settings.max_request_bytes,
         max_message_bytes=settings.max_message_bytes,

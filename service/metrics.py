@@ -80,6 +80,27 @@ class Metrics:
         )
         self.queued_sequences = Gauge("mhsa_queue_sequences", "Sequences waiting.", MODEL, registry=registry)
         self.queued_tokens = Gauge("mhsa_queue_tokens", "Tokens waiting.", MODEL, registry=registry)
+        self.model_requests = Gauge(
+            "mhsa_model_requests_in_flight", "Requests that wait or run.", MODEL, registry=registry
+        )
+        self.model_bytes = Gauge(
+            "mhsa_model_bytes_in_flight",
+            "Bytes that the requests in flight hold, their answers included.",
+            MODEL,
+            registry=registry,
+        )
+        self.stopped_runs = Counter(
+            "mhsa_stopped_runs",
+            "Runs that were stopped since every caller had left.",
+            MODEL,
+            registry=registry,
+        )
+        self.engine_healthy = Gauge(
+            "mhsa_engine_healthy",
+            "0 while the engine fails its test or a run does not end; nothing is accepted then.",
+            MODEL,
+            registry=registry,
+        )
         self.engine_failures = Counter(
             "mhsa_engine_failures",
             "Runs that failed, and sequences whose numbers were not finite.",
@@ -140,16 +161,29 @@ class ModelMetrics:
         self.batch_fill = metrics.batch_fill.labels(*labels)
         self.engine_failures = metrics.engine_failures.labels(*labels)
         self.load_seconds = metrics.model_load_seconds.labels(*labels)
+        self.stopped_runs = metrics.stopped_runs.labels(*labels)
+        self.engine_healthy = metrics.engine_healthy.labels(*labels)
+        self._model_requests = metrics.model_requests.labels(*labels)
+        self._model_bytes = metrics.model_bytes.labels(*labels)
         self._queued_sequences = metrics.queued_sequences.labels(*labels)
         self._queued_tokens = metrics.queued_tokens.labels(*labels)
         self._ready = metrics.model_ready.labels(*labels)
         self._info = metrics.model_info
         self._labels = labels
 
-    def watch_queue(self, sequences: Callable[[], float], tokens: Callable[[], float]) -> None:
-        """Read the queue's depth at each scrape, so that the gauges cannot go stale."""
+    def watch_queue(
+        self,
+        *,
+        sequences: Callable[[], float],
+        tokens: Callable[[], float],
+        requests: Callable[[], float],
+        num_bytes: Callable[[], float],
+    ) -> None:
+        """Read what waits and what is in flight at each scrape, so that the gauges cannot go stale."""
         self._queued_sequences.set_function(sequences)
         self._queued_tokens.set_function(tokens)
+        self._model_requests.set_function(requests)
+        self._model_bytes.set_function(num_bytes)
 
     def watch_ready(self, is_ready: Callable[[], bool]) -> None:
         """Ask at each scrape whether the model is ready."""

@@ -69,7 +69,11 @@ class Repository:
         """Every model found is loaded and healthy, and the server is staying."""
         found = [model for versions in self._models.values() for model in versions.values()]
         is_staying = not (self.is_lame_duck or self.is_draining)
-        return is_staying and bool(found) and all(model and model.batcher.is_alive for model in found)
+        return (
+            is_staying
+            and bool(found)
+            and all(model and model.batcher.is_alive and model.batcher.is_healthy for model in found)
+        )
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether one model is loaded and healthy, and the server is staying. Raises `NotFoundError`."""
@@ -107,6 +111,8 @@ class Repository:
             raise UnavailableError(f"model {name!r} version {number} is loading")
         if not model.batcher.is_alive:
             raise UnavailableError(f"model {name!r} version {number}: its engine is dead")
+        if not model.batcher.is_healthy:
+            raise UnavailableError(f"model {name!r} version {number}: its engine does not work; it is tried again")
         return model
 
     def _find(self, name: str) -> tuple[str, dict[int, Model | None]]:

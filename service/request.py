@@ -84,7 +84,7 @@ class Request:
     `caller` is who shares the server fairly with others; all without a name are one. `num_bytes` is what the request
     holds in memory while it is in flight: its message and its answer.
 
-    `is_queued`, `num_queued_sequences` and `num_queued_tokens` are the scheduler's own notes.
+    `is_admitted`, `is_queued`, `num_queued_sequences` and `num_queued_tokens` are the scheduler's own notes.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -100,6 +100,7 @@ class Request:
     is_settled: bool = field(init=False, default=False)
     num_pending: int = field(init=False)
     num_tokens: int = field(init=False)
+    is_admitted: bool = field(init=False, default=False)
     is_queued: bool = field(init=False, default=False)
     num_queued_sequences: int = field(init=False, default=0)
     num_queued_tokens: int = field(init=False, default=0)

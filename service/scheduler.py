@@ -1,30 +1,36 @@
 """Decides which sequences run next, and does nothing: synchronous, no clock of its own, no threads, no I/O.
 
-The unit is one sequence. Each gets a key when it is put, and the smallest key is the most urgent:
+The unit is one sequence. Each gets a key when it is put, and of those whose turn it is (`fair_queue.py`) the smallest
+key is the most urgent:
 
 - without a deadline, arrival + PATIENCE, and for what a request has beyond a full batch, SPREAD times the seconds of
   that work;
 - with a deadline, the latest moment at which it can start so that the rest of its request still makes it, if that is
-  sooner.
+  sooner. Keys less the present are slack; since the present is the same for all, they need no updating.
 
 So requests of up to a full batch leave in the order of arrival, and end one after the other instead of all late. One of
 10,000 sequences is spread over more than the time that it would take alone: a single sequence that comes meanwhile
-waits for a batch of it at most. Nobody starves: keys never change, and whatever is put after a key's moment has passed
-has a larger one, unless its deadline cannot be met, and then it is refused.
+waits for a batch of it at most. Nobody starves within a lane: keys never change, and whatever is put after a key's
+moment has passed has a larger one, unless its deadline cannot be met, and then it is refused.
 
-`take` starts a batch from the most urgent sequence and fills it from the next few, closest in length first, up to the
-token budget, with each that costs no more in company than in a run of its own.
+`take` starts a batch from the most urgent sequence and fills it from the next few: in the order of turns, within a turn
+closest in length first; up to the token budget; with each that costs no more in company than in a run of its own, and
+makes nobody late.
 """
 
-from bisect import bisect, insort
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from service.cost_model import CostModel
+from service.admission import Admission, Bounds
+from service.cost_tracker import CostTracker
 from service.errors import DeadlineError, QueueFullError
-from service.request import Request, TokenSequence
+from service.fair_queue import FairQueue
+from service.lane import Entry
+from service.memory_budget import MemoryBudget
+from service.request import Request
 
 # How long a request without a deadline lets those with one pass.
 PATIENCE_SECONDS = 1.0
@@ -36,191 +42,245 @@ LOOKAHEAD = 64
 SHORT_TOKENS = 4
 # Below this many tokens a batch is not split between idle runners: a run of few tokens is no faster than of these.
 MIN_SPLIT_TOKENS = 16
+# A prediction that lets nothing run is never corrected. So when requests are refused for predictions and nothing has
+# run for this long, one is let in.
+TRUST_SECONDS = 10.0
 
 
-class Entry(NamedTuple):
-    """One waiting sequence; sorts by urgency. `order` is unique, so requests are never compared."""
+class Displaced(NamedTuple):
+    """A request that had to give way to another, and its answer."""
 
-    key: float
-    order: int
     request: Request
-    place: int
-
-    @property
-    def sequence(self) -> TokenSequence:
-        return self.request.sequences[self.place]
+    error: QueueFullError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Taken:
-    """What `take` decided: the next batch, and the requests whose deadline has passed while they waited."""
+    """What `take` decided: the next batch; who expired, or would be late for certain, while waiting.
+
+    `seconds`: what the run is predicted to take. `is_alone`: it has the machine to itself. `wake_at`: with an empty
+    batch, when to ask again although nothing has happened.
+    """
 
     batch: list[Entry]
     expired: list[Request]
+    seconds: float = 0.0
+    is_alone: bool = False
+    wake_at: float | None = None
 
 
 class Scheduler:
     """The queue of one model. All methods must be called under one lock."""
 
-    def __init__(self, cost: CostModel, *, max_batch_tokens: int, max_queued_tokens: int, num_runners: int) -> None:
-        self._cost = cost
+    def __init__(
+        self,
+        costs: CostTracker,
+        bounds: Bounds,
+        *,
+        max_batch_tokens: int,
+        num_runners: int,
+        max_wait_seconds: float = 0.0,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self.costs = costs
         self._max_batch_tokens = max_batch_tokens
-        self._max_queued_tokens = max_queued_tokens
         self._num_runners = num_runners
+        self._max_wait_seconds = max_wait_seconds
         self._lookahead = max(LOOKAHEAD, max_batch_tokens // SHORT_TOKENS)
-        self._full_batch_seconds = cost.per_token * max_batch_tokens
-        self._queue: list[Entry] = []
+        self._queue = FairQueue(max_batch_tokens, weights or {})
+        self._admission = Admission(self._queue, costs, bounds, num_runners)
+        self._memory = MemoryBudget()
         self._order = count()
-        self._num_dead = 0
-        self._next_turn = 0.0
-        self.num_queued_sequences = 0
-        self.num_queued_tokens = 0
+        # Predicted ends of what runs.
+        self._running: dict[int, float] = {}
+        self._distrusted_since: float | None = None
 
-    def put(self, request: Request, now: float) -> None:
-        """Queue every sequence of a request. Raises `QueueFullError` or `DeadlineError`, and then has queued none."""
-        self._check_room(request, now)
-        work = [self._cost.share(sequence.num_tokens) / self._num_runners for sequence in request.sequences]
+    @property
+    def num_queued_sequences(self) -> int:
+        return self._queue.num_sequences
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self._queue.num_tokens
+
+    @property
+    def num_requests_in_flight(self) -> int:
+        return self._admission.num_requests
+
+    @property
+    def num_bytes_in_flight(self) -> int:
+        return self._admission.num_bytes
+
+    def put(self, request: Request, now: float) -> list[Displaced]:
+        """Queue every sequence of a request; returns those who had to give way to it.
+
+        Raises `QueueFullError` or `DeadlineError`, and then has changed nothing.
+        """
+        victims = self._admission.displaced(request, now)
+        cost, is_idle = self.costs.cost, not (self._queue.num_sequences or self._running)
+        shares = [cost.share(sequence.num_tokens) for sequence in request.sequences]
+        work = [share / self._num_runners for share in shares]
         entries = list(self._entries(request, work))
-        self._check_deadline(request, now, self._seconds_ahead(entries[-1]) + sum(work) + self._cost.per_run)
-        if len(entries) == 1:
-            insort(self._queue, entries[0])
-        else:
-            self._queue.extend(entries)
-            self._queue.sort()
-        request.is_queued = True
-        request.num_queued_sequences = len(entries)
-        request.num_queued_tokens = request.num_tokens
-        self.num_queued_sequences += len(entries)
-        self.num_queued_tokens += request.num_tokens
+        # A sequence runs on one runner, unless it has the machine to itself.
+        own = cost.per_run + (sum(work) if is_idle else max(sum(work), max(shares)))
+        self._check_deadline(request, entries[-1], own, now)
+        for victim in victims:
+            self.end(victim)
+        self._queue.add(request, entries)
+        self._admission.enter(request)
+        return [self._displaced(victim, now) for victim in victims]
 
     def take(self, now: float, num_idle: int = 1) -> Taken:
-        """The next batch for one of `num_idle` idle runners; empty if nothing waits."""
-        candidates, expired = self._candidates(now)
-        if not candidates:
+        """The next batch for one of `num_idle` idle runners; empty if nothing waits, or if it pays to wait."""
+        groups, expired = self._candidates(now)
+        if not groups:
             return Taken([], expired)
-        budget = self._budget(num_idle)
-        batch = [candidates[0]]
-        length = longest = num_tokens = candidates[0].sequence.num_tokens
-        for entry in sorted(candidates[1:], key=lambda entry: abs(entry.sequence.num_tokens - length)):
-            added = entry.sequence.num_tokens
-            if num_tokens + added <= budget and self._joins(len(batch), num_tokens, longest, added):
-                batch.append(entry)
-                num_tokens += added
-                longest = max(longest, added)
-        self._remove_taken(batch)
-        return Taken(batch, expired)
+        batch, seconds, is_full = self._compose(groups, self._budget(num_idle), now)
+        if not is_full and (wake_at := self._wake_at(batch, seconds)) > now:
+            return Taken([], expired, wake_at=wake_at)
+        self._queue.take(batch, self._lookahead)
+        is_alone = num_idle == self._num_runners and not self._queue.num_sequences
+        taken = Taken(batch, expired, seconds, is_alone)
+        self._running[id(taken)] = now + seconds
+        return taken
 
-    def remove(self, request: Request) -> None:
-        """Take what still waits of a request out of the queue; its share of the bound is free at once."""
-        if not request.is_queued:
-            return
-        self._bury(request)
-        if self._num_dead > max(self._lookahead, len(self._queue) // 2):
-            self._queue = [entry for entry in self._queue if entry.request.is_queued]
-            self._num_dead = 0
+    def finish(self, taken: Taken) -> None:
+        """The run of a batch is over, whatever came of it."""
+        del self._running[id(taken)]
+        self._distrusted_since = None
+
+    def note_out_of_memory(self, num_tokens: int, longest: int, now: float) -> None:
+        """A run had no memory; runs of such lengths get half as many tokens for a while."""
+        self._memory.shrink(num_tokens, longest, now)
+
+    def drop(self, request: Request) -> None:
+        """Take what still waits of a request out of the queue; its share of what may wait is free at once."""
+        self._queue.drop(request)
+
+    def end(self, request: Request) -> None:
+        """A request is answered, or its caller gone: its share of every bound is free."""
+        self._queue.drop(request)
+        self._admission.leave(request)
 
     def clear(self) -> list[Request]:
         """Take everything out; the requests that waited."""
-        requests = {id(entry.request): entry.request for entry in self._queue if entry.request.is_queued}
-        for request in requests.values():
-            self.remove(request)
-        return list(requests.values())
+        requests = self._queue.requests()
+        for request in requests:
+            self._queue.drop(request)
+        return requests
 
-    def _check_room(self, request: Request, now: float) -> None:
-        excess = self.num_queued_tokens + request.num_tokens - self._max_queued_tokens
-        if excess <= 0:
-            return
-        retry_seconds = self._retry_seconds(excess, request.num_tokens, now)
-        raise QueueFullError(
-            f"the queue is full: {self.num_queued_tokens} tokens wait, the request has {request.num_tokens}, "
-            f"the limit is {self._max_queued_tokens}; room in about {retry_seconds:.3f} s",
-            retry_seconds,
+    def _displaced(self, victim: Request, now: float) -> Displaced:
+        seconds = self._admission.retry_seconds(victim.num_tokens, victim.num_tokens, now)
+        return Displaced(
+            victim,
+            QueueFullError(
+                "the queue is full, and the request has given way to one of a higher priority or of a caller with less "
+                f"in it; room in about {seconds:.3f} s",
+                seconds,
+            ),
         )
 
-    def _retry_seconds(self, excess: int, num_tokens: int, now: float) -> float:
-        """When there is room: after those who were told to come back before, or all would come at once.
-
-        At most the time of a full queue, since not everybody does come back.
-        """
-        token_seconds = self._cost.per_token / self._num_runners
-        self._next_turn = max(self._next_turn, now + excess * token_seconds)
-        seconds = min(self._next_turn - now, self._max_queued_tokens * token_seconds)
-        self._next_turn = now + seconds + num_tokens * token_seconds
-        return max(0.001, seconds)
-
-    def _check_deadline(self, request: Request, now: float, seconds: float) -> None:
-        if request.deadline is not None and now >= request.deadline:
+    def _check_deadline(self, request: Request, last: Entry, own: float, now: float) -> None:
+        if request.deadline is None:
+            return
+        if now >= request.deadline:
             raise DeadlineError("the deadline has passed")
-        if request.deadline is not None and now + seconds > request.deadline:
+        seconds = self._seconds_before(last, now) + own
+        if now + seconds > request.deadline and self._is_trusted(now):
             raise DeadlineError(
                 f"the deadline is {request.deadline - now:.3f} s away; the request would be done in {seconds:.3f} s, "
                 "what is more urgent included"
             )
 
-    def _seconds_ahead(self, entry: Entry) -> float:
-        """Predicted time until everything more urgent has run. Its tokens are taken to be average ones of the queue."""
-        if entry.request.deadline is None or not self._queue:
-            return 0.0
-        share = bisect(self._queue, entry) / len(self._queue)
-        return share * self.num_queued_tokens * self._cost.per_token / self._num_runners
+    def _is_trusted(self, now: float) -> bool:
+        if self._distrusted_since is None:
+            self._distrusted_since = now
+        return now - self._distrusted_since < TRUST_SECONDS
+
+    def _seconds_before(self, entry: Entry, now: float) -> float:
+        """Predicted time until what runs and everything before an entry is done."""
+        is_busy = len(self._running) >= self._num_runners
+        busy = max(0.0, min(self._running.values()) - now) if is_busy else 0.0
+        return busy + self._queue.tokens_before(entry) * self.costs.token_seconds / self._num_runners
 
     def _entries(self, request: Request, work: list[float]) -> Iterator[Entry]:
         before, after = 0.0, sum(work)
-        at_once = max(self._full_batch_seconds, work[0])
+        per_run = self.costs.cost.per_run
+        at_once = max(self.costs.cost.per_token * self._max_batch_tokens, work[0])
         for place, seconds in enumerate(work):
             beyond = max(0.0, before + seconds - at_once)
             key = request.arrival + PATIENCE_SECONDS + SPREAD * beyond
             if request.deadline is not None:
-                key = min(key, request.deadline - after - self._cost.per_run)
+                # One sequence runs on one runner, however many there are.
+                key = min(key, request.deadline - max(after, seconds * self._num_runners) - per_run)
             yield Entry(key, next(self._order), request, place)
             before += seconds
             after -= seconds
 
-    def _candidates(self, now: float) -> tuple[list[Entry], list[Request]]:
-        """The most urgent living entries, with the dead and the expired before them dropped from the queue."""
-        living: list[Entry] = []
+    def _candidates(self, now: float) -> tuple[list[list[Entry]], list[Request]]:
+        """The next few in the order of their turns, and those found among them whom nothing can help any more."""
         expired: list[Request] = []
-        num_seen = 0
-        for entry in self._queue:
-            if len(living) == self._lookahead:
-                break
-            num_seen += 1
-            request = entry.request
-            if request.is_queued and request.deadline is not None and request.deadline <= now:
-                self._bury(request)
+        while True:
+            groups = self._queue.upcoming(self._lookahead)
+            late = {id(e.request): e.request for group in groups for e in group if self._is_late(e, now)}
+            if not late:
+                return groups, expired
+            for request in late.values():
+                self._queue.drop(request)
                 expired.append(request)
-            if request.is_queued:
-                living.append(entry)
-            else:
-                self._num_dead -= 1
-        self._queue[:num_seen] = living
-        return living, expired
+
+    def _is_late(self, entry: Entry, now: float) -> bool:
+        """Whether its request cannot be done in time any more. Where nobody else waits, it does no harm to try."""
+        request, cost = entry.request, self.costs.cost
+        if request.deadline is None or request.deadline <= now:
+            return request.deadline is not None
+        rest = cost.per_run + cost.per_token * request.num_queued_tokens / self._num_runners
+        is_hopeless = request.deadline < now + max(self._seconds_alone(entry), rest)
+        return is_hopeless and request.num_queued_sequences < self._queue.num_sequences
+
+    def _seconds_alone(self, entry: Entry) -> float:
+        length = entry.sequence.num_tokens
+        return self.costs.cost.seconds(1, length, length)
+
+    def _compose(self, groups: list[list[Entry]], budget: int, now: float) -> tuple[list[Entry], float, bool]:
+        """The batch, its predicted seconds, and whether there is no more room in it."""
+        cost = self.costs.cost
+        head = groups[0][0]
+        length = longest = num_tokens = head.sequence.num_tokens
+        seconds, is_full = self._seconds_alone(head), False
+        # The first deadline that can be met; nobody joins who would spoil that.
+        limit = _deadline(head) if now + seconds <= _deadline(head) else math.inf
+        batch = [head]
+        for group in groups:
+            for entry in sorted(group, key=lambda entry: abs(entry.sequence.num_tokens - length)):
+                if entry is head:
+                    continue
+                if num_tokens >= budget:
+                    return batch, seconds, True
+                added = entry.sequence.num_tokens
+                total, reach = num_tokens + added, max(longest, added)
+                if total > budget or not self._memory.allows(total, reach, now):
+                    is_full = True
+                    continue
+                after = cost.seconds(len(batch) + 1, total, reach)
+                latest = min(limit, _deadline(entry))
+                if after - seconds > cost.seconds(1, added, added) or now + after > latest:
+                    continue
+                batch.append(entry)
+                num_tokens, longest, seconds, limit = total, reach, after, latest
+        return batch, seconds, is_full or num_tokens >= budget
 
     def _budget(self, num_idle: int) -> int:
-        share = -(-self.num_queued_tokens // num_idle)
+        share = -(-self._queue.num_tokens // num_idle)
         return min(self._max_batch_tokens, max(share, MIN_SPLIT_TOKENS))
 
-    def _joins(self, num_sequences: int, num_tokens: int, longest: int, added: int) -> bool:
-        """Whether one more sequence costs no more in this company than in a run of its own."""
-        before = self._cost.seconds(num_sequences, num_tokens, longest)
-        after = self._cost.seconds(num_sequences + 1, num_tokens + added, max(longest, added))
-        return after - before <= self._cost.seconds(1, added, added)
+    def _wake_at(self, batch: list[Entry], seconds: float) -> float:
+        """Until when a batch may wait for company."""
+        if not self._max_wait_seconds:
+            return -math.inf
+        oldest = min(entry.request.arrival for entry in batch)
+        return min(oldest + self._max_wait_seconds, *(_deadline(entry) - 2 * seconds for entry in batch))
 
-    def _remove_taken(self, batch: list[Entry]) -> None:
-        taken = {entry.order for entry in batch}
-        head = self._queue[: self._lookahead]
-        self._queue[: self._lookahead] = [entry for entry in head if entry.order not in taken]
-        for entry in batch:
-            self._release(entry.request, 1, entry.sequence.num_tokens)
 
-    def _bury(self, request: Request) -> None:
-        """Leave a request's entries in the queue, dead: finding them would cost more than meeting them later."""
-        self._num_dead += request.num_queued_sequences
-        self._release(request, request.num_queued_sequences, request.num_queued_tokens)
-
-    def _release(self, request: Request, num_sequences: int, num_tokens: int) -> None:
-        request.num_queued_sequences -= num_sequences
-        request.num_queued_tokens -= num_tokens
-        request.is_queued = request.num_queued_sequences > 0
-        self.num_queued_sequences -= num_sequences
-        self.num_queued_tokens -= num_tokens
+def _deadline(entry: Entry) -> float:
+    return math.inf if entry.request.deadline is None else entry.request.deadline

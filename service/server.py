@@ -60,6 +60,7 @@ class Server:
         self.metrics = Metrics(CollectorRegistry())
         self.repository = Repository(self._bundles)
         self.is_dead = asyncio.Event()
+        self._telling: asyncio.Future[None] | None = None
         self._draining = asyncio.Event()
         self._health = HealthServicer(HEALTH_NAMES)
         self.instruments = Instruments(self.metrics)
@@ -98,7 +99,10 @@ class Server:
             is_ready = partial(self.repository.is_model_ready, name, version)
             self.metrics.of_model(name, version).watch_ready(is_ready)
         for bundle in self._bundles:
-            self.repository.add(await load_model(bundle, self._settings, self.metrics, self._on_death))
+            model = await load_model(
+                bundle, self._settings, self.metrics, on_health=self._on_health, on_death=self.is_dead.set
+            )
+            self.repository.add(model)
         await self._health.set_serving(True)
         log.info("serving %d models", len(self._bundles), extra=fields(event="serving"))
 
@@ -132,8 +136,9 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
 
-    def _on_death(self) -> None:
-        self.is_dead.set()
+    def _on_health(self, _is_healthy: bool) -> None:
+        """One model's engine failed its test, or works again; health is that of all of them."""
+        self._telling = asyncio.ensure_future(self._health.set_serving(self.repository.is_ready))
 
 
 async def serve(server: Server) -> int:

@@ -81,6 +81,7 @@ class FakeBatcher:
 
     def __init__(self) -> None:
         self.is_alive = True
+        self.is_healthy = True
         self.error: BaseException | None = None
         self.requests: list[Request] = []
         self.num_cancelled = 0

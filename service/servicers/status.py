@@ -23,6 +23,7 @@ from service.errors import (
     OutOfMemoryError,
     QueueFullError,
     RequestError,
+    StoppedError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -48,6 +49,7 @@ TABLE: dict[type[RequestError], Row] = {
     DeadlineError: Row(grpc.StatusCode.DEADLINE_EXCEEDED),
     OutOfMemoryError: Row(grpc.StatusCode.RESOURCE_EXHAUSTED, instead="the device is out of memory"),
     EngineError: _OUR_FAULT,
+    StoppedError: Row(grpc.StatusCode.INTERNAL, instead="the run took too long and was stopped"),
     RequestError: _OUR_FAULT,
 }
 CANCELLED = "cancelled"

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from service.admission import Bounds
 from service.batcher import Batcher
+from service.cancellation import Cancellation
 from service.cost_model import CostModel
+from service.cost_tracker import CostTracker
 from service.engine import Outputs
 from service.errors import (
     DeadlineError,
@@ -41,7 +44,7 @@ class GatedEngine:
         self.batches: list[list[int]] = []
         self.alone: list[bool] = []
 
-    def run(self, batch: PackedBatch, *, wants_tokens: bool, alone: bool) -> Outputs:
+    def run(self, batch: PackedBatch, *, wants_tokens: bool, alone: bool, cancellation: Cancellation | None) -> Outputs:
         starts = np.cumsum(batch.lengths) - batch.lengths
         self.batches.append(batch.token_ids[starts].tolist())
         self.alone.append(alone)
@@ -74,10 +77,15 @@ class Bench:
         self.engine = GatedEngine(num_runners)
         # All but free, so that no deadline of a test is hopeless and everything likes company.
         cost = CostModel(per_run=1e-6, per_token=1e-6, per_pair=0.0)
-        self.scheduler = Scheduler(cost, max_batch_tokens=budget, max_queued_tokens=bound, num_runners=num_runners)
+        self.scheduler = Scheduler(
+            CostTracker(cost, budget),
+            Bounds(bound, bound, bound, 1000),
+            max_batch_tokens=budget,
+            num_runners=num_runners,
+        )
         self.deaths = 0
         metrics = Metrics(self.registry).of_model("m", "1")
-        self.batcher = Batcher(self.scheduler, self.engine, metrics, self.count_death)
+        self.batcher = Batcher(self.scheduler, self.engine, metrics, on_death=self.count_death)
 
     def count_death(self) -> None:
         self.deaths += 1

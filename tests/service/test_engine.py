@@ -8,8 +8,9 @@ import onnxruntime as ort
 import pytest
 
 from service import engine as engine_module
+from service.cancellation import Cancellation
 from service.engine import Engine, differences, first_line
-from service.errors import EngineError, OutOfMemoryError, StartupError
+from service.errors import EngineError, OutOfMemoryError, StartupError, StoppedError
 from service.packing import pack
 from service.request import Float32Array
 from tests import reference
@@ -46,7 +47,7 @@ class FailingSession:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def run(self, names: list[str], feeds: object) -> list[Float32Array]:
+    def run(self, names: list[str], feeds: object, _options: object) -> list[Float32Array]:
         raise self._error
 
 
@@ -241,12 +242,21 @@ def test_the_difference_is_taken_of_the_session_that_is_asked_for(
         differences(engine, BATCH, TABLE[FIRST], TABLE[FLAT], alone=True)
 
 
+def test_a_run_that_is_cancelled_stops_between_two_operators(attention: Path) -> None:
+    engine = Engine(attention, num_cpus=1)
+    cancellation = Cancellation()
+    cancellation.set()
+    with pytest.raises(StoppedError):
+        engine.run(BATCH, cancellation=cancellation)
+    engine.run(BATCH, cancellation=Cancellation())
+
+
 def test_tokens_are_computed_only_where_they_are_wanted(lookup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     engine = Engine(lookup)
 
     class Recording:
-        def run(self, names: list[str], feeds: object) -> list[Float32Array]:
+        def run(self, names: list[str], feeds: object, _options: object) -> list[Float32Array]:
             asked.append(names)
             return [TABLE, TABLE]
 

@@ -17,7 +17,20 @@ METHODS, CODES, REASONS = (
 MODEL = {"model": "tiny", "version": "3"}
 README = Path(__file__).parents[2] / "README.md"
 # What is counted or measured here, and Prometheus' base units; a name ends in one of them.
-UNITS = ("seconds", "ratio", "sequences", "tokens", "requests", "errors", "failures", "info", "in_flight", "ready")
+UNITS = (
+    "seconds",
+    "ratio",
+    "sequences",
+    "tokens",
+    "requests",
+    "errors",
+    "failures",
+    "info",
+    "in_flight",
+    "runs",
+    "healthy",
+    "ready",
+)
 
 
 @pytest.fixture
@@ -32,7 +45,7 @@ def metrics() -> Metrics:
 def families(metrics: Metrics) -> list[Metric]:
     """Our own families; the rest are the process collector's, named by its convention."""
     found = [family for family in metrics.registry.collect() if not family.name.startswith("process_")]
-    assert len(found) == 18
+    assert len(found) == 22
     return found
 
 
@@ -109,6 +122,10 @@ def test_the_series_of_each_reason_exist_from_the_start(metrics: Metrics, method
         "mhsa_batch_fill_ratio_count",
         "mhsa_queue_sequences",
         "mhsa_queue_tokens",
+        "mhsa_model_requests_in_flight",
+        "mhsa_model_bytes_in_flight",
+        "mhsa_stopped_runs_total",
+        "mhsa_engine_healthy",
         "mhsa_model_ready",
         "mhsa_model_load_seconds",
     ],
@@ -122,14 +139,18 @@ def test_the_model_is_described_by_its_labels(metrics: Metrics) -> None:
     assert value(metrics, "mhsa_model_info", **MODEL, **labels) == 1
 
 
-def test_the_queue_is_read_at_each_scrape(metrics: Metrics) -> None:
-    queue = {"sequences": 3, "tokens": 40}
-    metrics.of_model("tiny", "3").watch_queue(lambda: queue["sequences"], lambda: queue["tokens"])
-    assert value(metrics, "mhsa_queue_sequences", **MODEL) == 3
-    assert value(metrics, "mhsa_queue_tokens", **MODEL) == 40
-    queue.update(sequences=0, tokens=0)
-    assert value(metrics, "mhsa_queue_sequences", **MODEL) == 0
-    assert value(metrics, "mhsa_queue_tokens", **MODEL) == 0
+def test_what_waits_and_what_is_in_flight_is_read_at_each_scrape(metrics: Metrics) -> None:
+    names = ("queue_sequences", "queue_tokens", "model_requests_in_flight", "model_bytes_in_flight")
+    found = dict(zip(names, (3, 40, 2, 500), strict=True))
+    metrics.of_model("tiny", "3").watch_queue(
+        sequences=lambda: found["queue_sequences"],
+        tokens=lambda: found["queue_tokens"],
+        requests=lambda: found["model_requests_in_flight"],
+        num_bytes=lambda: found["model_bytes_in_flight"],
+    )
+    assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [3, 40, 2, 500]
+    found.update(dict.fromkeys(names, 0))
+    assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [0, 0, 0, 0]
 
 
 def test_readiness_is_asked_at_each_scrape(metrics: Metrics) -> None:

@@ -1,33 +1,57 @@
-"""The scheduler under a clock of numbers: what it takes, in which order, and that nothing is lost."""
+"""The scheduler under a clock of numbers: what it takes, in which order, whom it refuses."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from hypothesis import settings, strategies
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from service.admission import Bounds
 from service.cost_model import CostModel
-from service.errors import DeadlineError, QueueFullError
-from service.request import Encoding, Request, TokenSequence
-from service.scheduler import LOOKAHEAD, PATIENCE_SECONDS, SPREAD, Entry, Scheduler
+from service.cost_tracker import CostTracker
+from service.errors import DeadlineError
+from service.request import Encoding, Priority, Request, TokenSequence
+from service.scheduler import TRUST_SECONDS, Scheduler
 
 # One second a token makes predictions easy to read; attention costs a hundredth of a second a pair of slots.
 COST = CostModel(per_run=1.0, per_token=1.0, per_pair=0.01)
 FREE_ATTENTION = CostModel(per_run=1.0, per_token=1.0, per_pair=0.0)
+NO_BOUNDS = Bounds(10**6, 10**6, 10**6, 10**9)
 
 
-def request(*lengths: int, arrival: float = 0.0, deadline: float | None = None) -> Request:
+def request(
+    *lengths: int,
+    arrival: float = 0.0,
+    deadline: float | None = None,
+    priority: Priority = Priority.NORMAL,
+    caller: str = "",
+    num_bytes: int = 0,
+) -> Request:
     sequences = tuple(TokenSequence(*(np.zeros(length, np.int64),) * 3) for length in lengths)
-    return Request(sequences, wants_tokens=False, arrival=arrival, deadline=deadline)
+    return Request(sequences, False, arrival, deadline, priority, caller, num_bytes)
 
 
-def scheduler(cost: CostModel = FREE_ATTENTION, *, budget: int = 10, bound: int = 1000, runners: int = 1) -> Scheduler:
-    return Scheduler(cost, max_batch_tokens=budget, max_queued_tokens=bound, num_runners=runners)
+def scheduler(
+    cost: CostModel = FREE_ATTENTION,
+    *,
+    budget: int = 10,
+    bounds: Bounds = NO_BOUNDS,
+    runners: int = 1,
+    max_wait: float = 0.0,
+    weights: Mapping[str, float] | None = None,
+) -> Scheduler:
+    costs = CostTracker(cost, budget)
+    costs.token_seconds = cost.per_token  # without a run's fixed cost, so that sums of seconds are sums of tokens
+    return Scheduler(
+        costs, bounds, max_batch_tokens=budget, num_runners=runners, max_wait_seconds=max_wait, weights=weights
+    )
 
 
 def taken(queue: Scheduler, now: float = 0.0, num_idle: int = 1) -> list[tuple[Request, int]]:
-    return [(entry.request, entry.place) for entry in queue.take(now, num_idle).batch]
+    """One batch, run in no time."""
+    decision = queue.take(now, num_idle)
+    if decision.batch:
+        queue.finish(decision)
+    return [(entry.request, entry.place) for entry in decision.batch]
 
 
 def test_an_empty_queue_gives_an_empty_batch() -> None:
@@ -72,12 +96,37 @@ def test_a_short_sequence_does_not_join_where_it_would_cost_more_than_a_run_of_i
     assert [place for _, place in taken(queue)] == [1]
 
 
+def test_company_that_would_make_a_member_late_is_left_for_the_next_batch() -> None:
+    queue = scheduler(budget=10)
+    urgent, other = request(4, deadline=6.0), request(4)
+    queue.put(urgent, 0.0)
+    queue.put(other, 0.0)
+    assert taken(queue) == [(urgent, 0)]  # 1 + 4 s alone, 1 + 8 s in company
+
+
+def test_company_that_would_be_late_itself_in_this_batch_is_left_for_another_runner() -> None:
+    queue = scheduler(budget=10, runners=2)
+    tight, first = request(2, deadline=5.0), request(6, arrival=-2.0)
+    queue.put(tight, 0.0)
+    queue.put(first, 0.0)
+    assert taken(queue, 0.0) == [(first, 0)]  # together they take 1 + 8 s
+    assert taken(queue, 0.0) == [(tight, 0)]
+
+
 def test_a_deadline_that_comes_soon_goes_first() -> None:
     queue = scheduler(budget=5)
     early, urgent = request(5, arrival=0.0), request(5, arrival=0.1, deadline=6.2)
     queue.put(early, 0.1)
     queue.put(urgent, 0.1)
     assert taken(queue, 0.1) == [(urgent, 0)]
+
+
+def test_of_two_deadlines_the_one_with_less_slack_goes_first() -> None:
+    queue = scheduler(budget=5, runners=2)
+    sooner, longer = request(2, deadline=3.8), request(5, deadline=6.5)
+    queue.put(sooner, 0.0)
+    queue.put(longer, 0.0)
+    assert taken(queue) == [(longer, 0)]  # it must start at 6.5 - 5 - 1, the other at 3.8 - 2 - 1
 
 
 def test_a_distant_deadline_does_not_pass_anybody() -> None:
@@ -99,12 +148,11 @@ def test_requests_of_like_size_end_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("num_batches_done", [0, 1, 7, 50])
 def test_a_small_request_waits_for_at_most_one_batch_of_a_giant_one(num_batches_done: int) -> None:
-    queue = scheduler(budget=5, bound=10_000)
-    giant = request(*[5] * 100, arrival=0.0)
-    queue.put(giant, 0.0)
+    queue = scheduler(budget=5)
+    queue.put(request(*[5] * 100, arrival=0.0), 0.0)
     now = 0.0
     for _ in range(num_batches_done):
-        queue.take(now)
+        taken(queue, now)
         now += FREE_ATTENTION.seconds(1, 5, 5)
     small = request(5, arrival=now)
     queue.put(small, now)
@@ -113,104 +161,194 @@ def test_a_small_request_waits_for_at_most_one_batch_of_a_giant_one(num_batches_
 
 
 def test_work_is_shared_among_idle_runners() -> None:
-    queue = scheduler(budget=100)
+    queue = scheduler(budget=100, runners=2)
     queue.put(request(*[10] * 8), 0.0)
     assert len(taken(queue, num_idle=2)) == 4
     assert len(taken(queue, num_idle=1)) == 4
 
 
-def test_a_full_queue_refuses_and_says_when_there_is_room() -> None:
-    queue = scheduler(bound=10, runners=2)
-    queue.put(request(8), 0.0)
-    with pytest.raises(QueueFullError, match=r"8 tokens wait, the request has 6, the limit is 10") as caught:
-        queue.put(request(6), 0.0)
-    assert caught.value.retry_seconds == 2.0  # 4 tokens too many, 1 s each, 2 runners
-    assert (queue.num_queued_tokens, queue.num_queued_sequences) == (8, 1)
-
-
-def test_those_who_are_refused_are_told_to_come_back_one_after_the_other() -> None:
-    queue = scheduler(bound=10)
-    queue.put(request(10), 0.0)
-    told: list[float] = []
-    for _ in range(5):
-        with pytest.raises(QueueFullError) as caught:
-            queue.put(request(3), 0.0)
-        told.append(caught.value.retry_seconds)
-    assert told == [3.0, 6.0, 9.0, 10.0, 10.0]  # at most the time of a full queue
-
-
-def test_a_hopeless_deadline_is_refused_at_once() -> None:
-    queue = scheduler()
-    with pytest.raises(DeadlineError, match=r"5\.000 s away; the request would be done in 9\.000 s"):
-        queue.put(request(8, arrival=0.0, deadline=5.0), 0.0)
-    assert queue.num_queued_tokens == 0
-
-
-def test_a_deadline_is_hopeless_behind_work_that_is_more_urgent() -> None:
-    queue = scheduler(runners=2)
-    for _ in range(10):
-        queue.put(request(5, arrival=-1.0), 0.0)
-    with pytest.raises(DeadlineError, match=r"done in 28\.500 s"):  # (50 ahead + 5) / 2 runners + a run's 1 s
-        queue.put(request(5, deadline=28.0), 0.0)
-
-
-def test_a_deadline_is_not_hopeless_behind_work_that_can_wait() -> None:
-    queue = scheduler()
-    queue.put(request(*[5] * 100, arrival=0.0), 0.0)
-    urgent = request(5, deadline=6.5)
-    queue.put(urgent, 0.0)
-    assert taken(queue)[0] == (urgent, 0)
+def test_a_batch_has_the_machine_to_itself_if_all_runners_are_idle_and_nothing_else_waits() -> None:
+    queue = scheduler(budget=10, runners=2)
+    queue.put(request(10, 10), 0.0)
+    decisions = [queue.take(0.0, num_idle) for num_idle in (2, 1)]
+    queue.put(request(5), 0.0)
+    for decision in decisions:
+        queue.finish(decision)
+    assert [decision.is_alone for decision in (*decisions, queue.take(0.0, 2))] == [False, False, True]
 
 
 def test_short_sequences_fill_a_large_budget() -> None:
-    queue = scheduler(budget=2000, bound=100_000)
+    queue = scheduler(budget=2000)
     queue.put(request(*[8] * 1000), 0.0)
     assert len(taken(queue)) == 250
 
 
-def test_an_expired_request_is_never_taken() -> None:
-    queue = scheduler()
-    late, good = request(2, 2, deadline=7.0), request(3)
-    queue.put(late, 0.0)
-    queue.put(good, 0.0)
-    decision = queue.take(7.0)
-    assert decision.expired == [late]
-    assert [entry.request for entry in decision.batch] == [good]
-    assert queue.num_queued_tokens == 0
+def test_what_a_run_is_predicted_to_take_is_told() -> None:
+    queue = scheduler(COST, budget=10)
+    queue.put(request(3, 3), 0.0)
+    assert queue.take(0.0).seconds == pytest.approx(1 + 6 + 0.01 * 2 * 9)
+
+
+class TestPriority:
+    def test_a_higher_priority_goes_first_whatever_the_deadlines(self) -> None:
+        queue = scheduler(budget=5)
+        low, normal, high = (request(5, priority=p, deadline=20.0 + p) for p in reversed(Priority))
+        for one in (low, normal, high):
+            queue.put(one, 0.0)
+        assert [taken(queue)[0][0] for _ in range(3)] == [high, normal, low]
+
+    def test_lower_priorities_fill_what_higher_ones_leave(self) -> None:
+        queue = scheduler(budget=10)
+        low, high = request(5, priority=Priority.LOW), request(5, priority=Priority.HIGH)
+        queue.put(low, 0.0)
+        queue.put(high, 0.0)
+        assert taken(queue) == [(high, 0), (low, 0)]
+
+    def test_a_deadline_is_not_hopeless_behind_lower_priorities(self) -> None:
+        queue = scheduler(budget=5)
+        queue.put(request(*[5] * 20, priority=Priority.LOW, deadline=102.0), 0.0)
+        queue.put(request(5, priority=Priority.HIGH, deadline=7.0), 0.0)
+
+    def test_a_deadline_is_hopeless_behind_higher_priorities(self) -> None:
+        queue = scheduler(budget=5)
+        queue.put(request(*[5] * 20, priority=Priority.HIGH), 0.0)
+        with pytest.raises(DeadlineError, match=r"done in 106\.000 s"):
+            queue.put(request(5, deadline=100.0), 0.0)
+
+
+class TestDeadlines:
+    def test_a_hopeless_one_is_refused_at_once(self) -> None:
+        queue = scheduler()
+        with pytest.raises(DeadlineError, match=r"5\.000 s away; the request would be done in 9\.000 s"):
+            queue.put(request(8, deadline=5.0), 0.0)
+        assert (queue.num_queued_tokens, queue.num_requests_in_flight) == (0, 0)
+
+    def test_it_is_hopeless_behind_work_that_is_more_urgent(self) -> None:
+        queue = scheduler(runners=2)
+        for _ in range(10):
+            queue.put(request(5, arrival=-1.0), 0.0)
+        # 50 tokens ahead for two runners, then 5 on one of them, and a run's own second.
+        with pytest.raises(DeadlineError, match=r"done in 31\.000 s"):
+            queue.put(request(5, deadline=30.0), 0.0)
+
+    def test_it_is_not_hopeless_behind_work_that_can_wait(self) -> None:
+        queue = scheduler()
+        queue.put(request(*[5] * 100, arrival=0.0), 0.0)
+        urgent = request(5, deadline=6.5)
+        queue.put(urgent, 0.0)
+        assert taken(queue)[0] == (urgent, 0)
+
+    def test_the_run_that_is_on_counts(self) -> None:
+        queue = scheduler()
+        queue.put(request(9), 0.0)
+        running = queue.take(0.0)  # ends at 10
+        with pytest.raises(DeadlineError, match=r"done in 8\.000 s"):
+            queue.put(request(3, deadline=13.0), 6.0)
+        queue.finish(running)
+        queue.put(request(3, deadline=13.0), 6.0)
+
+    def test_an_expired_request_is_never_taken(self) -> None:
+        queue = scheduler()
+        late, good = request(2, 2, deadline=7.0), request(3)
+        queue.put(late, 0.0)
+        queue.put(good, 0.0)
+        decision = queue.take(7.0)
+        assert decision.expired == [late]
+        assert [entry.request for entry in decision.batch] == [good]
+        assert queue.num_queued_tokens == 0
+
+    def test_one_that_cannot_be_met_any_more_is_not_run_where_others_wait(self) -> None:
+        queue = scheduler()
+        late, good = request(5, deadline=7.0), request(3)
+        queue.put(late, 0.0)
+        queue.put(good, 0.0)
+        decision = queue.take(2.0)  # 1 + 5 s from now is 8
+        assert decision.expired == [late]
+        assert [entry.request for entry in decision.batch] == [good]
+
+    def test_one_that_cannot_be_met_any_more_is_tried_where_nobody_else_waits(self) -> None:
+        queue = scheduler()
+        late = request(5, deadline=7.0)
+        queue.put(late, 0.0)
+        assert taken(queue, 2.0) == [(late, 0)]
+
+    def test_a_prediction_that_lets_nothing_run_is_put_to_the_test(self) -> None:
+        queue = scheduler()
+        for now in (0.0, TRUST_SECONDS - 0.1):
+            with pytest.raises(DeadlineError):
+                queue.put(request(8, arrival=now, deadline=now + 5.0), now)
+        probe = request(8, arrival=TRUST_SECONDS, deadline=TRUST_SECONDS + 5.0)
+        queue.put(probe, TRUST_SECONDS)
+        assert taken(queue, TRUST_SECONDS) == [(probe, 0)]
+        with pytest.raises(DeadlineError):
+            queue.put(request(8, deadline=TRUST_SECONDS + 5.0), TRUST_SECONDS)
+
+
+class TestWaiting:
+    def test_a_batch_waits_for_company_until_the_oldest_has_waited_long_enough(self) -> None:
+        queue = scheduler(budget=10, max_wait=0.5)
+        queue.put(request(3, arrival=1.0), 1.0)
+        queue.put(request(3, arrival=1.2), 1.2)
+        decision = queue.take(1.2)
+        assert (decision.batch, decision.wake_at) == ([], 1.5)
+        assert len(taken(queue, 1.5)) == 2
+
+    def test_a_full_batch_does_not_wait(self) -> None:
+        queue = scheduler(budget=10, max_wait=0.5)
+        queue.put(request(6, 6), 0.0)
+        assert len(taken(queue, 0.0)) == 1
+
+    def test_a_batch_does_not_wait_past_the_moment_that_a_deadline_allows(self) -> None:
+        queue = scheduler(budget=10, max_wait=100.0)
+        queue.put(request(3, deadline=20.0), 0.0)
+        assert queue.take(0.0).wake_at == 20.0 - 2 * 4.0
+        assert len(taken(queue, 12.0)) == 1
+
+
+class TestMemory:
+    def test_after_a_run_without_memory_runs_of_such_lengths_are_half_as_large(self) -> None:
+        queue = scheduler(budget=40)
+        queue.note_out_of_memory(num_tokens=40, longest=5, now=0.0)
+        queue.put(request(*[5] * 20), 0.0)
+        assert len(taken(queue)) == 4
+
+    def test_other_lengths_keep_their_budget(self) -> None:
+        queue = scheduler(budget=40)
+        queue.note_out_of_memory(num_tokens=40, longest=16, now=0.0)
+        queue.put(request(*[5] * 20), 0.0)
+        assert len(taken(queue)) == 8
+
+    def test_a_single_sequence_is_tried_whatever_happened_before(self) -> None:
+        queue = scheduler(budget=40)
+        queue.note_out_of_memory(num_tokens=5, longest=5, now=0.0)
+        queue.put(request(5, 5), 0.0)
+        assert len(taken(queue)) == 1
 
 
 def test_a_removed_request_frees_its_share_at_once_and_is_never_taken() -> None:
-    queue = scheduler(bound=10)
-    gone, stays = request(5, 5), request(10)
+    queue = scheduler(bounds=Bounds(10, 10, 1, 100))
+    gone, stays = request(5, 5, num_bytes=100), request(10, num_bytes=100)
     queue.put(gone, 0.0)
-    queue.remove(gone)
+    queue.end(gone)
     queue.put(stays, 0.0)
     assert taken(queue) == [(stays, 0)]
     assert queue.num_queued_sequences == 0
 
 
-def test_removing_twice_or_after_the_end_changes_nothing() -> None:
+def test_ending_twice_or_after_the_run_changes_nothing() -> None:
     queue = scheduler()
-    done = request(3)
+    done = request(3, num_bytes=7)
     queue.put(done, 0.0)
-    queue.take(0.0)
-    queue.remove(done)
-    queue.remove(done)
-    assert (queue.num_queued_tokens, queue.num_queued_sequences) == (0, 0)
-
-
-def test_removed_requests_do_not_pile_up() -> None:
-    queue = scheduler(bound=10)
-    for _ in range(1000):
-        gone = request(1)
-        queue.put(gone, 0.0)
-        queue.remove(gone)
-    assert len(queue._queue) <= LOOKAHEAD + 1
+    taken(queue)
+    assert (queue.num_requests_in_flight, queue.num_bytes_in_flight) == (1, 7)
+    queue.end(done)
+    queue.end(done)
+    assert (queue.num_queued_tokens, queue.num_requests_in_flight, queue.num_bytes_in_flight) == (0, 0, 0)
 
 
 def test_clear_gives_back_everyone_who_waits() -> None:
     queue = scheduler()
-    first, second = request(1, 1), request(1)
+    first, second = request(1, 1), request(1, priority=Priority.LOW, caller="a")
     queue.put(first, 0.0)
     queue.put(second, 0.0)
     assert queue.clear() == [first, second]
@@ -219,111 +357,12 @@ def test_clear_gives_back_everyone_who_waits() -> None:
 
 
 def test_ten_thousand_dead_before_the_living_are_passed() -> None:
-    queue = scheduler(bound=100_000, budget=10)
+    queue = scheduler(budget=10)
     dead, living = request(*[1] * 10_000, arrival=0.0), request(2, arrival=50_000.0)
     queue.put(dead, 0.0)
     queue.put(living, 0.0)
-    queue.remove(dead)
+    queue.end(dead)
     assert taken(queue) == [(living, 0)]
-
-
-@dataclass
-class Waiting:
-    request: Request
-    left: set[int] = field(default_factory=set)
-    passed: int = 0
-
-
-class AnyInterleaving(RuleBasedStateMachine):
-    """put, take, cancel and the clock in any order, against a plain model of what waits."""
-
-    BUDGET, BOUND = 12, 60
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queue = Scheduler(COST, max_batch_tokens=self.BUDGET, max_queued_tokens=self.BOUND, num_runners=2)
-        self.now = 0.0
-        self.waiting: list[Waiting] = []
-
-    @rule(
-        lengths=strategies.lists(strategies.integers(1, 15), min_size=1, max_size=6),
-        patience=strategies.none() | strategies.floats(0.1, 200.0),
-    )
-    def put(self, lengths: list[int], patience: float | None) -> None:
-        new = request(*lengths, arrival=self.now, deadline=None if patience is None else self.now + patience)
-        tokens = self.tokens()
-        try:
-            self.queue.put(new, self.now)
-        except QueueFullError:
-            assert tokens + sum(lengths) > self.BOUND
-        except DeadlineError:
-            assert patience is not None
-        else:
-            assert tokens + sum(lengths) <= self.BOUND
-            self.waiting.append(Waiting(new, set(range(len(lengths)))))
-
-    @rule(seconds=strategies.floats(0.0, 20.0))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=strategies.data())
-    def cancel(self, data: strategies.DataObject) -> None:
-        gone = data.draw(strategies.sampled_from(self.waiting))
-        self.queue.remove(gone.request)
-        self.waiting.remove(gone)
-
-    @rule(num_idle=strategies.integers(1, 2))
-    def take(self, num_idle: int) -> None:
-        decision = self.queue.take(self.now, num_idle)
-        expired = [w for w in self.waiting if w.request in decision.expired]
-        assert len(expired) == len(decision.expired)
-        for late in expired:
-            assert late.request.deadline is not None
-            assert late.request.deadline <= self.now
-            self.waiting.remove(late)
-        assert bool(decision.batch) == bool(self.waiting), "work-conserving: a runner goes hungry only if nothing waits"
-        self.check_batch(decision.batch)
-
-    def check_batch(self, batch: list[Entry]) -> None:
-        lengths = [entry.sequence.num_tokens for entry in batch]
-        assert sum(lengths) <= self.BUDGET or len(lengths) == 1
-        for entry in batch:
-            (owner,) = [w for w in self.waiting if w.request is entry.request]
-            owner.left.remove(entry.place)  # a KeyError is a sequence taken twice
-            assert entry.request.deadline is None or entry.request.deadline > self.now
-        if batch:
-            self.check_nobody_starves(batch[0])
-        self.waiting = [w for w in self.waiting if w.left]
-
-    def check_nobody_starves(self, head: Entry) -> None:
-        """Once its patience and its own earlier work have passed, nobody who came later starts a batch before it."""
-        for other in self.waiting:
-            work = sum(COST.share(sequence.num_tokens) for sequence in other.request.sequences)
-            if other.left and other.request.arrival + PATIENCE_SECONDS + SPREAD * work < head.request.arrival:
-                raise AssertionError("a later request started a batch before one whose patience had run out")
-
-    def tokens(self) -> int:
-        return sum(w.request.sequences[place].num_tokens for w in self.waiting for place in w.left)
-
-    @invariant()
-    def counts_are_right(self) -> None:
-        assert self.queue.num_queued_tokens == self.tokens()
-        assert self.queue.num_queued_sequences == sum(len(w.left) for w in self.waiting)
-
-    @invariant()
-    def the_dead_are_counted(self) -> None:
-        assert self.queue._num_dead == sum(not entry.request.is_queued for entry in self.queue._queue)
-
-    def teardown(self) -> None:
-        """Everything that still waits is handed out, once, in finitely many batches."""
-        for _ in range(self.queue.num_queued_sequences):
-            self.take(1)
-        assert self.waiting == []
-
-
-TestAnyInterleaving = AnyInterleaving.TestCase
-TestAnyInterleaving.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def test_a_request_settles_once_when_its_last_sequence_does() -> None:

@@ -19,6 +19,7 @@ from service.errors import (
     OutOfMemoryError,
     QueueFullError,
     RequestError,
+    StoppedError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -41,6 +42,11 @@ EXPECTED = [
         "the device is out of memory; the server's log has it as request call-1",
     ),
     (EngineError(SECRET), grpc.StatusCode.INTERNAL, "internal error; the server's log has it as request call-1"),
+    (
+        StoppedError(SECRET),
+        grpc.StatusCode.INTERNAL,
+        "the run took too long and was stopped; the server's log has it as request call-1",
+    ),
     (RequestError(SECRET), grpc.StatusCode.INTERNAL, "internal error; the server's log has it as request call-1"),
     (ValueError(SECRET), grpc.StatusCode.INTERNAL, "internal error; the server's log has it as request call-1"),
 ]

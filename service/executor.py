@@ -1,0 +1,132 @@
+"""Runs one batch to the end of each of its sequences: packs, runs, checks the numbers.
+
+A batch that fails is run again in halves, down to single sequences, so that only the culprit fails. Numbers that are
+not finite fail their own sequence: attention keeps sequences apart.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from service.cancellation import Cancellation
+from service.engine import Outputs, first_line
+from service.errors import EngineError, OutOfMemoryError, StoppedError
+from service.lane import Entry
+from service.metrics import ModelMetrics
+from service.packing import PackedBatch, pack, unpack
+from service.request import Encoding
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What is needed of an engine."""
+
+    num_runners: int
+
+    def run(
+        self, batch: PackedBatch, *, wants_tokens: bool, alone: bool, cancellation: Cancellation | None
+    ) -> Outputs: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """One sequence's answer or error, and when its run began and ended."""
+
+    entry: Entry
+    started: float
+    finished: float
+    result: Encoding | EngineError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """One run of the engine: its shape, its seconds, and why it gave no answer."""
+
+    num_sequences: int
+    num_tokens: int
+    longest: int
+    seconds: float
+    error: EngineError | None
+
+
+class Executor:
+    """Runs batches on an engine, from several threads at once. `on_run` is told of each run of the engine."""
+
+    def __init__(self, engine: Runner, metrics: ModelMetrics, on_run: Callable[[Ran], None]) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._on_run = on_run
+
+    def run(self, batch: Sequence[Entry], *, alone: bool, cancellation: Cancellation) -> list[Ended]:
+        """The end of every sequence; of each `StoppedError` where `cancellation` was set."""
+        started = time.monotonic()
+        try:
+            results = self._encode(batch, alone, cancellation)
+        except EngineError as error:
+            if len(batch) == 1 or cancellation.is_set:
+                return [Ended(entry, started, time.monotonic(), error) for entry in batch]
+            log.warning("a run of %d sequences failed, running its halves: %s", len(batch), first_line(error.__cause__))
+            middle = len(batch) // 2
+            return [
+                end
+                for half in (batch[:middle], batch[middle:])
+                for end in self.run(half, alone=alone, cancellation=cancellation)
+            ]
+        finished = time.monotonic()
+        for entry in batch:
+            self._metrics.queue_seconds.observe(started - entry.request.arrival)
+        return [Ended(entry, started, finished, result) for entry, result in zip(batch, results, strict=True)]
+
+    def _encode(self, batch: Sequence[Entry], alone: bool, cancellation: Cancellation) -> list[Encoding | EngineError]:
+        wants_tokens = any(entry.request.wants_tokens for entry in batch)
+        packed = self._pack(batch)
+        outputs = self._run(packed, wants_tokens, alone, cancellation)
+        if outputs.token_embeddings is None:
+            return [self._checked(Encoding(pooled, None)) for pooled in outputs.sentence_embedding]
+        rows = unpack(packed, outputs.token_embeddings)
+        return [
+            self._checked(Encoding(pooled, tokens if entry.request.wants_tokens else None))
+            for entry, pooled, tokens in zip(batch, outputs.sentence_embedding, rows, strict=True)
+        ]
+
+    def _pack(self, batch: Sequence[Entry]) -> PackedBatch:
+        try:
+            return pack([entry.sequence for entry in batch])
+        except MemoryError as error:
+            raise OutOfMemoryError("the host has no memory left for the batch") from error
+
+    def _run(self, packed: PackedBatch, wants_tokens: bool, alone: bool, cancellation: Cancellation) -> Outputs:
+        started = time.monotonic()
+        try:
+            outputs = self._engine.run(packed, wants_tokens=wants_tokens, alone=alone, cancellation=cancellation)
+        except EngineError as error:
+            if not isinstance(error, StoppedError):
+                self._metrics.engine_failures.inc()
+            self._tell(packed, time.monotonic() - started, error)
+            raise
+        seconds = time.monotonic() - started
+        self._tell(packed, seconds, None)
+        self._metrics.compute_seconds.observe(seconds)
+        self._metrics.sequences.inc(packed.num_sequences)
+        self._metrics.tokens.inc(packed.num_tokens)
+        self._metrics.batch_sequences.observe(packed.num_sequences)
+        self._metrics.batch_tokens.observe(packed.num_tokens)
+        self._metrics.batch_fill.observe(packed.fill)
+        return outputs
+
+    def _tell(self, packed: PackedBatch, seconds: float, error: EngineError | None) -> None:
+        self._on_run(Ran(packed.num_sequences, packed.num_tokens, packed.longest, seconds, error))
+
+    def _checked(self, encoding: Encoding) -> Encoding | EngineError:
+        is_finite = np.isfinite(encoding.pooled).all() and (
+            encoding.tokens is None or np.isfinite(encoding.tokens).all()
+        )
+        if is_finite:
+            return encoding
+        self._metrics.engine_failures.inc()
+        return EngineError("the model gave numbers that are not finite")
