@@ -43,8 +43,9 @@ class EncoderServiceStub:
     EncodeStream: _grpc.StreamStreamMultiCallable[_encoder_pb2.EncodeStreamRequest, _encoder_pb2.EncodeStreamResponse]
     """Encodes a pipeline of ragged batches. Answers carry the request's id and may overtake each other; one request's
     error is that answer's error and leaves the stream open.
-    After the client half-closes, the stream ends OK once everything is answered. When the server drains it stops
-    reading, answers what it has read and ends the stream with UNAVAILABLE: send the rest elsewhere.
+    After the client half-closes, the stream ends OK once everything is answered. When the server drains, or the stream
+    is as old as the server allows (5 minutes by default), it stops reading, answers what it has read and ends the
+    stream with UNAVAILABLE: send the rest on another stream.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_encoder_pb2.GetModelRequest, _encoder_pb2.GetModelResponse]
     """Describes a model: dimensions, limits, vocabulary, and what it runs on."""
@@ -64,8 +65,9 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
     EncodeStream: _aio.StreamStreamMultiCallable[_encoder_pb2.EncodeStreamRequest, _encoder_pb2.EncodeStreamResponse]  # type: ignore[assignment]
     """Encodes a pipeline of ragged batches. Answers carry the request's id and may overtake each other; one request's
     error is that answer's error and leaves the stream open.
-    After the client half-closes, the stream ends OK once everything is answered. When the server drains it stops
-    reading, answers what it has read and ends the stream with UNAVAILABLE: send the rest elsewhere.
+    After the client half-closes, the stream ends OK once everything is answered. When the server drains, or the stream
+    is as old as the server allows (5 minutes by default), it stops reading, answers what it has read and ends the
+    stream with UNAVAILABLE: send the rest on another stream.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_encoder_pb2.GetModelRequest, _encoder_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes a model: dimensions, limits, vocabulary, and what it runs on."""
@@ -94,8 +96,9 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_encoder_pb2.EncodeStreamResponse], _abc.AsyncIterator[_encoder_pb2.EncodeStreamResponse]]:
         """Encodes a pipeline of ragged batches. Answers carry the request's id and may overtake each other; one request's
         error is that answer's error and leaves the stream open.
-        After the client half-closes, the stream ends OK once everything is answered. When the server drains it stops
-        reading, answers what it has read and ends the stream with UNAVAILABLE: send the rest elsewhere.
+        After the client half-closes, the stream ends OK once everything is answered. When the server drains, or the stream
+        is as old as the server allows (5 minutes by default), it stops reading, answers what it has read and ends the
+        stream with UNAVAILABLE: send the rest on another stream.
         """
 
     @_abc_1.abstractmethod

@@ -84,6 +84,15 @@ class Settings:
         "after SIGTERM: time to go on serving while load balancers see NOT_SERVING", default=5.0
     )
     grace_seconds: float = _setting("after the drain: time for accepted requests to finish", default=30.0)
+    max_connection_age_seconds: float = _setting(
+        "after this long, give or take a tenth, a connection is asked to end, and its caller looks up the servers "
+        "again; 0: never",
+        default=300.0,
+    )
+    max_connection_age_grace_seconds: float = _setting(
+        "time for the calls of such a connection to end; an EncodeStream is asked to end after half of it",
+        default=600.0,
+    )
     log_level: LogLevel = _setting("least severe level that is logged: debug, info, warning or error", default="info")
     log_format: LogFormat = _setting("json writes one object a line, text is for people", default="text")
 
@@ -116,6 +125,8 @@ _RANGES = {
     "max_stream_requests": (1, _MOST),
     "drain_seconds": (0, 86400),
     "grace_seconds": (0, 86400),
+    "max_connection_age_seconds": (0, 86400),
+    "max_connection_age_grace_seconds": (1, 86400),
 }
 
 # Source: Kubernetes' pkg/kubelet/envvars, the form of Docker's container links.

@@ -32,7 +32,7 @@ class UnavailableError(RequestError):
 
 
 class DrainingError(UnavailableError):
-    """The server was told to end: nobody's fault, and other servers are there to be asked."""
+    """The server, or a stream's connection, was told to end: nobody's fault, and there are others."""
 
     reason = "draining"
 

@@ -11,6 +11,7 @@ a listener that is still open, so that callers get an answer and not a reset; wa
 
 import asyncio
 import logging
+import math
 import signal
 import ssl
 from functools import partial
@@ -66,9 +67,14 @@ class Server:
         self.instruments = Instruments(self.metrics)
         self._interceptor = RequestInterceptor(self.instruments, read_callers(settings))
         self._grpc = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
-        add_EncoderServiceServicer_to_server(
-            EncoderServicer(self.repository, self.instruments, settings.max_stream_requests, self._draining), self._grpc
+        encoder = EncoderServicer(
+            self.repository,
+            self.instruments,
+            settings.max_stream_requests,
+            self._draining,
+            _max_stream_seconds(settings),
         )
+        add_EncoderServiceServicer_to_server(encoder, self._grpc)
         add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(self.repository), self._grpc)
         add_HealthServicer_to_server(self._health, self._grpc)
         add_ServerReflectionServicer_to_server(reflection_servicer(), self._grpc)
@@ -187,7 +193,23 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         # Clients that keep idle channels alive would be sent away with too_many_pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        *_age_options(settings),
     ]
+
+
+def _age_options(settings: Settings) -> list[tuple[str, int]]:
+    """A client holds on to the addresses it has found while their connections live; so they end, each in its time."""
+    if not settings.max_connection_age_seconds:
+        return []
+    return [
+        ("grpc.max_connection_age_ms", math.ceil(1000 * settings.max_connection_age_seconds)),
+        ("grpc.max_connection_age_grace_ms", math.ceil(1000 * settings.max_connection_age_grace_seconds)),
+    ]
+
+
+def _max_stream_seconds(settings: Settings) -> float | None:
+    """A stream opened at the last moment of a connection has the grace; the second half is for its answers."""
+    return settings.max_connection_age_grace_seconds / 2 if settings.max_connection_age_seconds else None
 
 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:

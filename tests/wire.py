@@ -70,6 +70,7 @@ async def running(
     tokens: Iterable[str] = (),
     fairness: Fairness = "token",
     max_stream_requests: int = 4,
+    max_stream_seconds: float | None = None,
 ) -> AsyncIterator[Wire]:
     """A server on a free port, stopped at the end."""
     batcher = batcher or FakeBatcher()
@@ -79,7 +80,7 @@ async def running(
     interceptor = RequestInterceptor(instruments, Callers([Token.of(token) for token in tokens], fairness))
     draining = asyncio.Event()
     server = grpc.aio.server(interceptors=[interceptor], options=[("grpc.so_reuseport", 0)])
-    servicer = EncoderServicer(repository, instruments, max_stream_requests, draining)
+    servicer = EncoderServicer(repository, instruments, max_stream_requests, draining, max_stream_seconds)
     add_EncoderServiceServicer_to_server(servicer, server)
     add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(repository), server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -6,7 +6,9 @@ Answers go out as they come, so they may overtake. The stream ends in one of the
 - the client half-closes: everything outstanding is answered, then OK;
 - the client leaves: gRPC cancels the call's task and the task group cancels every message's;
 - the server drains, or a message is not protobuf: reading stops, what was accepted is answered, then UNAVAILABLE or
-  INVALID_ARGUMENT. An idle stream ends at once, so it never holds a drain.
+  INVALID_ARGUMENT. An idle stream ends at once, so it never holds a drain;
+- the stream has been open for `max_seconds`: the same. gRPC cuts what is left of a connection that has reached its age
+  and its grace, in the middle of anything; a stream that ends itself in half that grace is never there to be cut.
 
 A request's own error is its answer and ends nothing.
 """
@@ -38,11 +40,13 @@ class EncodeStreamCall:
         encode: Callable[[EncodeRequest], Awaitable[EncodeResponse]],
         meter: Meter,
         max_requests: int,
+        max_seconds: float | None,
     ) -> None:
         self._context = context
         self._encode = encode
         self._meter = meter
         self._permits = asyncio.Semaphore(max_requests)
+        self._max_seconds = max_seconds
         self._writing = asyncio.Lock()
         self._ids: set[str] = set()
 
@@ -57,8 +61,12 @@ class EncodeStreamCall:
         reader = asyncio.create_task(self._read(answers))
         drain = asyncio.create_task(draining.wait())
         try:
-            await asyncio.wait({reader, drain}, return_when=asyncio.FIRST_COMPLETED)
-            return reader.result() if reader.done() else DrainingError("the server is draining")
+            await asyncio.wait({reader, drain}, timeout=self._max_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                return reader.result()
+            if drain.done():
+                return DrainingError("the server is draining")
+            return DrainingError(f"the stream has been open for {self._max_seconds:g} s; go on with another")
         finally:
             reader.cancel()
             drain.cancel()

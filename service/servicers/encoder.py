@@ -21,11 +21,17 @@ class EncoderServicer(EncoderServiceServicer):
     """Answers from the repository's models. `draining` ends the streams, which would outlast any drain."""
 
     def __init__(
-        self, repository: Repository, instruments: Instruments, max_stream_requests: int, draining: asyncio.Event
+        self,
+        repository: Repository,
+        instruments: Instruments,
+        max_stream_requests: int,
+        draining: asyncio.Event,
+        max_stream_seconds: float | None = None,
     ) -> None:
         self._repository = repository
         self._max_stream_requests = max_stream_requests
         self._draining = draining
+        self._max_stream_seconds = max_stream_seconds
         self._stream_meter = Meter(instruments, "EncodeStream")
 
     async def Encode(
@@ -39,7 +45,11 @@ class EncoderServicer(EncoderServiceServicer):
     ) -> None:
         """Encode a pipeline of ragged batches."""
         call = EncodeStreamCall(
-            context, lambda message: self._encode(message, context), self._stream_meter, self._max_stream_requests
+            context,
+            lambda message: self._encode(message, context),
+            self._stream_meter,
+            self._max_stream_requests,
+            self._max_stream_seconds,
         )
         await call.serve(self._draining)
 

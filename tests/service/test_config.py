@@ -71,6 +71,8 @@ OTHERS = {
     "tls_key": ("/key", Path("/key")),
     "drain_seconds": ("0.5", 0.5),
     "grace_seconds": ("1.5", 1.5),
+    "max_connection_age_seconds": ("60", 60.0),
+    "max_connection_age_grace_seconds": ("90.5", 90.5),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
 }
@@ -164,6 +166,8 @@ def test_a_bad_variable_is_named_with_its_value(name: str, text: str, message: s
         ("max_stream_requests", 1, 2147483647),
         ("drain_seconds", 0, 86400),
         ("grace_seconds", 0, 86400),
+        ("max_connection_age_seconds", 0, 86400),
+        ("max_connection_age_grace_seconds", 1, 86400),
     ],
 )
 def test_a_number_out_of_range_is_named_with_its_limits(name: str, least: int, most: int) -> None:

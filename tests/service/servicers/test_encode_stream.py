@@ -1,15 +1,17 @@
 """EncodeStream over a real server: pipelining, errors, and each way that a stream ends."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
 import numpy as np
 import pytest
+from grpc.aio import EOF
 
 from protos.encoder_pb2 import EncodeStreamRequest, EncodeStreamResponse
 from tests.fakes import pooled_vector
-from tests.wire import Wire, encode_request, receive, running, send
+from tests.wire import StreamCall, Wire, encode_request, receive, running, send
 
 INVALID, INTERNAL = (code.value[0] for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL))
 
@@ -179,6 +181,24 @@ async def test_a_stream_opened_during_the_drain_ends_at_once(wire: Wire) -> None
     assert await wire.encoder.EncodeStream().code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_an_idle_stream_of_the_greatest_age_ends_unavailable_and_says_why() -> None:
+    async with running(max_stream_seconds=0.01) as wire:
+        call = wire.encoder.EncodeStream()
+
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert await call.details() == "the stream has been open for 0.01 s; go on with another"
+
+
+async def test_streams_of_the_greatest_age_answer_all_that_they_took() -> None:
+    num_answers, num_streams = 0, 0
+    async with running(max_stream_seconds=0.05) as wire:
+        while num_answers < 50 or num_streams < 3:
+            num_answers += await count_answers(wire.encoder.EncodeStream())
+            num_streams += 1
+
+    assert num_answers == len(wire.batcher.requests)
+
+
 async def test_a_cancellation_from_inside_is_an_error_entry_and_not_silence(wire: Wire) -> None:
     wire.batcher.error = asyncio.CancelledError()
     call = wire.encoder.EncodeStream()
@@ -219,3 +239,16 @@ async def test_the_streams_deadline_is_that_of_its_requests(wire: Wire) -> None:
     await receive(call)
 
     assert wire.batcher.requests[0].deadline is not None
+
+
+async def count_answers(call: StreamCall) -> int:
+    """Send and receive by turns until the server ends the stream; how many answers came."""
+    num_answers = 0
+    # What a write to an ended stream raises; gRPC's asyncio client then calls the stream's own code INTERNAL.
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        while True:
+            await send(call, "a", [[1]])
+            if await call.read() is EOF:
+                break
+            num_answers += 1
+    return num_answers
