@@ -34,13 +34,15 @@ WATCH_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Run:
-    """What one runner is at."""
+    """What one runner is at, and the most tokens of it that one run of the engine was able to do."""
 
     taken: Taken
     started: float
     cancellation: Cancellation
+    most_tokens: int = 0
+    lacked_memory: bool = False
 
 
 def _ignore(_is_healthy: bool = False) -> None:
@@ -205,6 +207,8 @@ class Batcher:
         with self._wakeup:
             del self._runs[threading.current_thread().name]
             self._scheduler.finish(taken)
+            if run.lacked_memory:
+                self._scheduler.note_out_of_memory(taken, run.most_tokens, time.monotonic())
             # A request of which one sequence has failed has failed: the rest of it need not run.
             for end in ended:
                 if isinstance(end.result, RequestError):
@@ -216,13 +220,13 @@ class Batcher:
         with self._wakeup:
             if ran.error is None:
                 self._supervisor.note_success()
+                run.most_tokens = max(run.most_tokens, ran.num_tokens)
                 # A run that had the machine to itself says nothing of the others.
                 if not run.taken.is_alone or self._num_runners == 1:
                     self._scheduler.costs.observe(ran.num_sequences, ran.num_tokens, ran.longest, ran.seconds)
             elif not isinstance(ran.error, StoppedError):
                 self._supervisor.note_fault()
-                if isinstance(ran.error, OutOfMemoryError):
-                    self._scheduler.note_out_of_memory(ran.num_tokens, ran.longest, time.monotonic())
+                run.lacked_memory = run.lacked_memory or isinstance(ran.error, OutOfMemoryError)
 
     def _test(self) -> None:
         """Ask the engine for something known to be right, one runner with the lock open, the others waiting."""

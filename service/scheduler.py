@@ -149,9 +149,14 @@ class Scheduler:
         del self._running[id(taken)]
         self._distrusted_since = None
 
-    def note_out_of_memory(self, num_tokens: int, longest: int, now: float) -> None:
-        """A run had no memory; runs of such lengths get half as many tokens for a while."""
-        self._memory.shrink(num_tokens, longest, now)
+    def note_out_of_memory(self, taken: Taken, most_tokens: int, now: float) -> None:
+        """There was no memory for a batch in one run, though for `most_tokens` of it (0: for none).
+
+        Runs of such lengths get no more than that for a while. One sequence alone says nothing of others.
+        """
+        lengths = [entry.sequence.num_tokens for entry in taken.batch]
+        if len(lengths) > 1:
+            self._memory.limit(most_tokens or sum(lengths) // 2, max(lengths), now)
 
     def drop(self, request: Request) -> None:
         """Take what still waits of a request out of the queue; its share of what may wait is free at once."""

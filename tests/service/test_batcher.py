@@ -22,15 +22,17 @@ from service.errors import (
     OutOfMemoryError,
     QueueFullError,
     RequestError,
+    StoppedError,
     UnavailableError,
 )
 from service.metrics import Metrics
 from service.packing import PackedBatch
-from service.request import Request, TokenSequence
+from service.request import Priority, Request, TokenSequence
 from service.scheduler import Scheduler
+from service.supervisor import MAX_FAULTS
 
 LABELS = {"model": "m", "version": "1"}
-CULPRIT, POISON, GLUTTON, KILLER = 666, 667, 668, 669
+CULPRIT, POISON, GLUTTON, KILLER, ENDLESS = 666, 667, 668, 669, 670
 
 
 class GatedEngine:
@@ -43,14 +45,24 @@ class GatedEngine:
         self.entered = threading.Semaphore(0)
         self.batches: list[list[int]] = []
         self.alone: list[bool] = []
+        self.is_broken = False
+        self.num_tests = 0
+
+    def test(self) -> None:
+        """Something known to be right."""
+        self.num_tests += 1
+        if self.is_broken:
+            raise EngineError("the vectors are not those of the bundle")
 
     def run(self, batch: PackedBatch, *, wants_tokens: bool, alone: bool, cancellation: Cancellation | None) -> Outputs:
         starts = np.cumsum(batch.lengths) - batch.lengths
         self.batches.append(batch.token_ids[starts].tolist())
         self.alone.append(alone)
         self.entered.release()
+        if ENDLESS in batch.token_ids:
+            self.run_until(cancellation)
         assert self.gate.wait(30)
-        if CULPRIT in batch.token_ids:
+        if self.is_broken or CULPRIT in batch.token_ids:
             raise EngineError("the engine failed on this request")
         if GLUTTON in batch.token_ids:
             raise OutOfMemoryError("the device has no memory left")
@@ -61,12 +73,25 @@ class GatedEngine:
         pooled = np.add.reduceat(rows, starts, axis=0)
         return Outputs(pooled, rows if wants_tokens else None)
 
+    def run_until(self, cancellation: Cancellation | None) -> None:
+        stopped = threading.Event()
+        assert cancellation is not None
+        cancellation.attach(stopped.set)
+        assert stopped.wait(30)
+        raise StoppedError("the run was stopped")
 
-def request(*ids: int, length: int = 1, deadline: float | None = None, wants_tokens: bool = False) -> Request:
+
+def request(
+    *ids: int,
+    length: int = 1,
+    deadline: float | None = None,
+    wants_tokens: bool = False,
+    priority: Priority = Priority.NORMAL,
+) -> Request:
     sequences = tuple(
         TokenSequence(np.full(length, first), np.arange(length), np.zeros(length, np.int64)) for first in ids
     )
-    return Request(sequences, wants_tokens=wants_tokens, arrival=time.monotonic(), deadline=deadline)
+    return Request(sequences, wants_tokens=wants_tokens, arrival=time.monotonic(), deadline=deadline, priority=priority)
 
 
 class Bench:
@@ -84,8 +109,16 @@ class Bench:
             num_runners=num_runners,
         )
         self.deaths = 0
+        self.health: list[bool] = []
         metrics = Metrics(self.registry).of_model("m", "1")
-        self.batcher = Batcher(self.scheduler, self.engine, metrics, on_death=self.count_death)
+        self.batcher = Batcher(
+            self.scheduler,
+            self.engine,
+            metrics,
+            test=self.engine.test,
+            on_health=self.health.append,
+            on_death=self.count_death,
+        )
 
     def count_death(self) -> None:
         self.deaths += 1
@@ -276,6 +309,123 @@ async def test_a_dead_runner_fails_everyone_and_says_so() -> None:
         assert bench.deaths == 1
         with pytest.raises(UnavailableError):
             await bench.batcher.submit(request(1))
+
+
+async def test_a_run_that_every_caller_has_left_is_stopped() -> None:
+    async with running() as bench:
+        tasks = [asyncio.create_task(bench.batcher.submit(request(ENDLESS))) for _ in range(2)]
+        assert await asyncio.to_thread(bench.engine.entered.acquire, timeout=30)
+        tasks[0].cancel()
+        await asyncio.gather(tasks[0], return_exceptions=True)
+        assert bench.value("mhsa_stopped_runs_total") == 0, "one caller still waits for it"
+        tasks[1].cancel()
+        await asyncio.gather(tasks[1], return_exceptions=True)
+        assert bench.value("mhsa_stopped_runs_total") == 1
+        await bench.batcher.submit(request(3))
+        assert bench.value("mhsa_engine_failures_total") == 0
+
+
+async def test_a_run_whose_callers_deadlines_have_passed_is_stopped() -> None:
+    async with running() as bench:
+        with pytest.raises(DeadlineError):
+            await bench.batcher.submit(request(ENDLESS, deadline=time.monotonic() + 0.05))
+        await bench.batcher.submit(request(3))
+        assert bench.value("mhsa_stopped_runs_total") == 1
+
+
+async def test_who_is_displaced_gets_the_refusal_of_a_full_queue() -> None:
+    async with running(bound=3) as bench:
+        blocked = await bench.block()
+        low = asyncio.create_task(bench.batcher.submit(request(2, 3, priority=Priority.LOW)))
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        high = asyncio.create_task(bench.batcher.submit(request(4, 5, priority=Priority.HIGH)))
+        with pytest.raises(QueueFullError, match="given way") as refused:
+            await low
+        assert refused.value.retry_seconds > 0
+        bench.engine.gate.set()
+        await asyncio.gather(blocked, high)
+        assert bench.engine.batches == [[1], [4, 5]]
+
+
+async def test_out_of_memory_makes_the_next_runs_smaller() -> None:
+    async with running(budget=40) as bench:
+        with pytest.raises(OutOfMemoryError):
+            await bench.batcher.submit(request(GLUTTON, *range(7), length=5))
+        bench.engine.batches.clear()
+        await bench.batcher.submit(request(*range(8), length=5))
+        assert max(map(len, bench.engine.batches)) == 4
+
+
+async def test_repeated_faults_are_their_requests_own_if_the_engine_passes_its_test() -> None:
+    async with running() as bench:
+        for _ in range(2 * MAX_FAULTS):
+            with pytest.raises(EngineError):
+                await bench.batcher.submit(request(CULPRIT))
+        await bench.batcher.submit(request(3))
+        assert bench.engine.num_tests == 2
+        assert (bench.health, bench.deaths, bench.batcher.is_healthy) == ([], 0, True)
+
+
+async def test_an_engine_that_fails_its_test_gets_nothing_until_it_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.batcher.TEST_SECONDS", 0.01)
+    async with running(num_runners=2) as bench:
+        bench.engine.is_broken = True
+        for _ in range(MAX_FAULTS):
+            with pytest.raises(RequestError):
+                await bench.batcher.submit(request(2))
+        await bench.until(lambda: not bench.batcher.is_healthy)
+        assert bench.value("mhsa_engine_healthy") == 0
+        with pytest.raises(UnavailableError, match="does not work"):
+            await bench.batcher.submit(request(2))
+        bench.engine.is_broken = False
+        await bench.until(lambda: bench.batcher.is_healthy)
+        assert bench.health == [False, True]
+        await bench.batcher.submit(request(2))
+        assert bench.value("mhsa_engine_healthy") == 1
+
+
+async def test_an_engine_that_never_passes_again_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (
+        ("batcher.TEST_SECONDS", 0.01),
+        ("batcher.WATCH_SECONDS", 0.01),
+        ("supervisor.DEATH_SECONDS", 0.05),
+    ):
+        monkeypatch.setattr(f"service.{name}", seconds)
+    async with running() as bench:
+        bench.engine.is_broken = True
+        for _ in range(MAX_FAULTS):
+            with pytest.raises(RequestError):
+                await bench.batcher.submit(request(2))
+        await bench.until(lambda: bench.deaths > 0)
+        assert not bench.batcher.is_alive
+        with pytest.raises(UnavailableError):
+            await bench.batcher.submit(request(2))
+    assert bench.deaths == 1
+
+
+async def test_a_run_that_does_not_end_is_stopped_and_the_engine_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.batcher.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("service.supervisor.HANG_SECONDS", 0.1)
+    async with running() as bench:
+        with pytest.raises(StoppedError):
+            await bench.batcher.submit(request(ENDLESS))
+        await bench.until(lambda: bench.batcher.is_healthy)
+        assert bench.engine.num_tests == 1
+        await bench.batcher.submit(request(2))
+
+
+async def test_a_run_that_cannot_even_be_stopped_ends_in_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (
+        ("batcher.WATCH_SECONDS", 0.01),
+        ("supervisor.HANG_SECONDS", 0.05),
+        ("supervisor.DEATH_SECONDS", 0.05),
+    ):
+        monkeypatch.setattr(f"service.{name}", seconds)
+    async with running() as bench:
+        blocked = await bench.block()
+        with pytest.raises(RequestError, match="died"):
+            await blocked
+        assert (bench.health, bench.deaths) == ([False], 1)
 
 
 async def test_stop_fails_what_waits_and_lets_what_runs_end() -> None:

@@ -7,24 +7,16 @@ def test_nothing_is_limited_before_anything_has_failed() -> None:
     assert MemoryBudget().allows(10**9, 10**6, 0.0)
 
 
-def test_half_of_what_failed_is_allowed() -> None:
+def test_what_was_possible_is_allowed_and_no_more() -> None:
     budget = MemoryBudget()
-    budget.shrink(100, 30, 0.0)
+    budget.limit(50, 30, 0.0)
     assert budget.allows(50, 30, 0.0)
     assert not budget.allows(51, 30, 0.0)
 
 
-def test_it_shrinks_again_when_half_fails_too() -> None:
-    budget = MemoryBudget()
-    for num_tokens in (100, 50, 25):
-        budget.shrink(num_tokens, 30, 0.0)
-    assert budget.allows(12, 30, 0.0)
-    assert not budget.allows(13, 30, 0.0)
-
-
 def test_lengths_within_a_power_of_two_share_it_and_others_have_their_own() -> None:
     budget = MemoryBudget()
-    budget.shrink(100, 16, 0.0)
+    budget.limit(50, 16, 0.0)
     assert not budget.allows(51, 31, 0.0)
     assert budget.allows(51, 15, 0.0)
     assert budget.allows(51, 32, 0.0)
@@ -32,7 +24,7 @@ def test_lengths_within_a_power_of_two_share_it_and_others_have_their_own() -> N
 
 def test_it_doubles_with_time() -> None:
     budget = MemoryBudget()
-    budget.shrink(100, 16, 0.0)
+    budget.limit(50, 16, 0.0)
     assert not budget.allows(51, 16, RECOVERY_SECONDS - 1)
     assert budget.allows(100, 16, RECOVERY_SECONDS)
     assert budget.allows(400, 16, 3 * RECOVERY_SECONDS)

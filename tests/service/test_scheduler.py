@@ -306,23 +306,29 @@ class TestWaiting:
 
 
 class TestMemory:
-    def test_after_a_run_without_memory_runs_of_such_lengths_are_half_as_large(self) -> None:
+    @staticmethod
+    def after_a_failure(*lengths: int, most_tokens: int = 0) -> Scheduler:
         queue = scheduler(budget=40)
-        queue.note_out_of_memory(num_tokens=40, longest=5, now=0.0)
+        failed = request(*lengths)
+        queue.put(failed, 0.0)
+        decision = queue.take(0.0)
+        queue.finish(decision)
+        queue.note_out_of_memory(decision, most_tokens, 0.0)
+        queue.end(failed)
         queue.put(request(*[5] * 20), 0.0)
-        assert len(taken(queue)) == 4
+        return queue
+
+    def test_after_a_run_without_memory_runs_of_such_lengths_get_what_was_possible(self) -> None:
+        assert len(taken(self.after_a_failure(*[5] * 8, most_tokens=10))) == 2
+
+    def test_they_get_half_where_nothing_of_it_was_possible(self) -> None:
+        assert len(taken(self.after_a_failure(*[5] * 8))) == 4
 
     def test_other_lengths_keep_their_budget(self) -> None:
-        queue = scheduler(budget=40)
-        queue.note_out_of_memory(num_tokens=40, longest=16, now=0.0)
-        queue.put(request(*[5] * 20), 0.0)
-        assert len(taken(queue)) == 8
+        assert len(taken(self.after_a_failure(16, 16))) == 8
 
-    def test_a_single_sequence_is_tried_whatever_happened_before(self) -> None:
-        queue = scheduler(budget=40)
-        queue.note_out_of_memory(num_tokens=5, longest=5, now=0.0)
-        queue.put(request(5, 5), 0.0)
-        assert len(taken(queue)) == 1
+    def test_one_sequence_that_fails_alone_says_nothing_of_others(self) -> None:
+        assert len(taken(self.after_a_failure(5))) == 8
 
 
 def test_a_removed_request_frees_its_share_at_once_and_is_never_taken() -> None:

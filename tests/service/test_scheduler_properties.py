@@ -178,9 +178,8 @@ class AnyInterleaving(RuleBasedStateMachine):
         run = data.draw(strategies.sampled_from(self.runs))
         self.runs.remove(run)
         self.queue.finish(run)
-        lengths = [entry.sequence.num_tokens for entry in run.batch]
         if is_memory:
-            self.queue.note_out_of_memory(sum(lengths), max(lengths), self.now)
+            self.queue.note_out_of_memory(run, 0, self.now)
         for entry in run.batch:
             self.queue.drop(entry.request)
             self.queue.end(entry.request)
