@@ -1,0 +1,84 @@
+{{/* What the schema cannot say: values that are fine alone and wrong together. Each line says what to change. */}}
+{{- define "mhsa.checks" -}}
+{{- include "mhsa.checks.model" . -}}
+{{- include "mhsa.checks.threads" . -}}
+{{- include "mhsa.checks.shutdown" . -}}
+{{- include "mhsa.checks.scaling" . -}}
+{{- include "mhsa.checks.arguments" . -}}
+{{- if eq (int64 .Values.ports.grpc) (int64 .Values.ports.metrics) -}}
+{{- fail "ports.grpc and ports.metrics are the same port" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mhsa.checks.model" -}}
+{{- with .Values.model -}}
+{{- if and (eq .source "pvc") (not .pvc.claimName) -}}
+{{- fail "model.source is pvc: set model.pvc.claimName to the claim that holds <name>/<version>/ bundles" -}}
+{{- else if and (eq .source "init") (not .init.image) -}}
+{{- fail "model.source is init: set model.init.image to the image that writes <name>/<version>/ bundles to /models" -}}
+{{- else if and (eq .source "image") (not .image.reference) -}}
+{{- fail "model.source is image: set model.image.reference to the OCI image that holds <name>/<version>/ bundles" -}}
+{{- end -}}
+{{- if and (eq .source "image") (semverCompare "<1.33.0-0" $.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "model.source is image: Kubernetes %s is too old: restricted Pod Security takes image volumes from 1.33 on" $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The server runs as many threads as its CPU quota allows. Two numbers for one thing would differ one day. */}}
+{{- define "mhsa.checks.threads" -}}
+{{- $limit := dig "limits" "cpu" "" .Values.resources -}}
+{{- if and $limit .Values.settings.threads -}}
+{{- fail "settings.threads and resources.limits.cpu are both set: the server takes its threads from the limit; remove settings.threads" -}}
+{{- else if not (or $limit .Values.settings.threads) -}}
+{{- fail "resources.limits.cpu is not set: the server would take every CPU of the node; set it, or settings.threads" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mhsa.checks.shutdown" -}}
+{{- $needed := include "mhsa.shutdownSeconds" . | int64 -}}
+{{- $given := include "mhsa.terminationGracePeriodSeconds" . | int64 -}}
+{{- if le $given $needed -}}
+{{- fail (printf "shutdown.terminationGracePeriodSeconds is %d: the server would be killed with work in hand; it must be more than preStopSeconds + drainSeconds + graceSeconds = %d" $given $needed) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mhsa.checks.scaling" -}}
+{{- with .Values.autoscaling -}}
+{{- if and .hpa.enabled .keda.enabled -}}
+{{- fail "autoscaling.hpa and autoscaling.keda are both enabled: KEDA makes a HorizontalPodAutoscaler of its own, and two would fight" -}}
+{{- end -}}
+{{- if gt (int64 .minReplicas) (int64 .maxReplicas) -}}
+{{- fail (printf "autoscaling.minReplicas %d is more than maxReplicas %d" (int64 .minReplicas) (int64 .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A flag given twice wins silently the second time, and a variable loses silently: probes and mounts would be wrong. */}}
+{{- define "mhsa.checks.arguments" -}}
+{{- range $flag, $value := include "mhsa.owned" . | fromYaml -}}
+{{- range $.Values.extraArgs -}}
+{{- if or (eq . $flag) (hasPrefix (print $flag "=") .) -}}
+{{- fail (printf "extraArgs has %s: set %s" . $value) -}}
+{{- end -}}
+{{- end -}}
+{{- range $.Values.extraEnv -}}
+{{- if eq .name (printf "MHSA_%s" (trimPrefix "--" $flag | replace "-" "_" | upper)) -}}
+{{- fail (printf "extraEnv has %s: set %s" .name $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Flags that the chart sets, and the value that each comes from. */}}
+{{- define "mhsa.owned" -}}
+--models: model
+--grpc-port: ports.grpc
+--metrics-port: ports.metrics
+--device: gpu.enabled
+--drain-seconds: shutdown.drainSeconds
+--grace-seconds: shutdown.graceSeconds
+--tls-cert: tls.secretName
+--tls-key: tls.secretName
+--auth-token-file: auth.secretName
+{{- end -}}

@@ -1,0 +1,40 @@
+{{- define "mhsa.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* 50, so that every suffix of ours fits into a name of 63. */}}
+{{- define "mhsa.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $joined := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- default $joined .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "mhsa.selector" -}}
+app.kubernetes.io/name: {{ include "mhsa.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "mhsa.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "mhsa.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "mhsa.metadata" -}}
+name: {{ include "mhsa.fullname" . }}
+namespace: {{ .Release.Namespace }}
+labels: {{- include "mhsa.labels" . | nindent 2 }}
+{{- end -}}
+
+{{- define "mhsa.serviceAccount" -}}
+{{- .Values.serviceAccount.create | ternary (include "mhsa.fullname" .) "default" | default .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "mhsa.image" -}}
+{{- $tag := printf "%s-%s" .Chart.AppVersion (.Values.gpu.enabled | ternary "gpu" "cpu") -}}
+{{- with .Values.image -}}
+{{- .repository -}}
+{{- if .digest -}}@{{ .digest }}{{- else -}}:{{ default $tag .tag }}{{- end -}}
+{{- end -}}
+{{- end -}}

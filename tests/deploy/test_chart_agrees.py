@@ -1,0 +1,157 @@
+"""What the chart says and what the code does are one thing: arguments, ports, probes, grace periods, metric names."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+import yaml
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from prometheus_client import CollectorRegistry
+
+from service.config import parse_settings, setting_rows
+from service.healthcheck import READY
+from service.metrics import Metrics
+from service.server import HEALTH_NAMES
+from tests.deploy.chart import DEPLOY, Values, container, defaults, one, pod
+from tests.deploy.kubernetes import Object
+from tests.integration.server_process import TestedServer
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+TLS: Values = {"tls": {"secretName": "certificate"}}
+ADAPTER = DEPLOY / "helm" / "prometheus-adapter.values.yaml"
+
+
+def test_the_server_takes_the_charts_arguments_and_reads_in_them_what_the_values_say() -> None:
+    settings = parse_settings(container({**TLS, "auth": {"secretName": "tokens"}})["args"], {})
+    values = defaults()
+    assert settings.models == Path("/models")
+    assert (settings.grpc_port, settings.metrics_port) == (values["ports"]["grpc"], values["ports"]["metrics"])
+    assert settings.drain_seconds == values["shutdown"]["drainSeconds"]
+    assert settings.grace_seconds == values["shutdown"]["graceSeconds"]
+    assert settings.threads == 0, "the container's quota"
+    assert settings.device == "cpu"
+    mounted = {mount["mountPath"] for mount in container({**TLS, "auth": {"secretName": "tokens"}})["volumeMounts"]}
+    assert {str(settings.models), "/etc/mhsa/tls", "/etc/mhsa/auth"} <= mounted
+    assert str(settings.tls_cert) == "/etc/mhsa/tls/tls.crt"
+    assert str(settings.tls_key) == "/etc/mhsa/tls/tls.key"
+    assert str(settings.auth_token_file) == "/etc/mhsa/auth/tokens"
+
+
+def test_defaults_are_the_servers_own() -> None:
+    own = {row.flag: row.default for row in setting_rows()}
+    values = defaults()
+    assert own["--grpc-port"] == str(values["ports"]["grpc"])
+    assert own["--metrics-port"] == str(values["ports"]["metrics"])
+    assert float(own["--drain-seconds"]) == values["shutdown"]["drainSeconds"]
+    assert float(own["--grace-seconds"]) == values["shutdown"]["graceSeconds"]
+
+
+def test_a_gpu_pod_never_falls_back_to_its_cpu() -> None:
+    assert parse_settings(container({"gpu": {"enabled": True}})["args"], {}).device == "cuda"
+
+
+def test_ports_have_the_numbers_that_the_server_listens_on() -> None:
+    changed = {"ports": {"grpc": 9000, "metrics": 9001}}
+    settings = parse_settings(container(changed)["args"], {})
+    ports = {port["name"]: port["containerPort"] for port in container(changed)["ports"]}
+    assert ports == {"grpc": 9000, "metrics": 9001} == {"grpc": settings.grpc_port, "metrics": settings.metrics_port}
+    assert all(container(changed)[probe]["grpc"]["port"] == 9000 for probe in PROBES)
+
+
+def test_probes_ask_for_services_that_the_server_answers_for() -> None:
+    asked = [container()[probe]["grpc"]["service"] for probe in PROBES]
+    assert asked == [READY, READY, ""]
+    assert set(asked) <= set(HEALTH_NAMES)
+
+
+def run_probe(probe: Object, port: int) -> bool:
+    """As the kubelet does, on this machine and another port."""
+    if "grpc" in probe:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            request = HealthCheckRequest(service=probe["grpc"]["service"])
+            status = HealthStub(channel).Check(request, timeout=probe["timeoutSeconds"]).status
+        return bool(status == HealthCheckResponse.SERVING)
+    name, *arguments = probe["exec"]["command"]
+    assert name == "mhsa-serve"
+    arguments = [re.sub(r"(--target=127\.0\.0\.1):8001", rf"\1:{port}", argument) for argument in arguments]
+    command = [sys.executable, "-m", "service", *arguments, "--timeout=30"]  # no test of how fast this machine is
+    return subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module", params=["plain", "TLS"])
+def released(
+    request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Values, TestedServer]]:
+    """The values of a release, and a server with the arguments that they give, its paths and ports ours."""
+    values: Values = TLS if request.param == "TLS" else {}
+    path = tmp_path_factory.mktemp("tls")
+    issued = trustme.CA().issue_cert("mhsa-serve.default.svc")
+    issued.private_key_pem.write_to_path(path / "tls.key")
+    issued.cert_chain_pems[0].write_to_path(path / "tls.crt")
+    arguments = [argument.replace("/etc/mhsa/tls", str(path)) for argument in container(values)["args"]]
+    ours = [argument for argument in arguments if not re.match("--(models|grpc-port|metrics-port)=", argument)]
+    with TestedServer(tiny_bundle.parents[1], *ours, "--drain-seconds=0") as server:
+        yield values, server
+
+
+def test_every_probe_succeeds_on_a_server_that_the_charts_arguments_started(
+    released: tuple[Values, TestedServer],
+) -> None:
+    values, server = released
+    server.wait_for_log("serving 1 models")
+    for probe in PROBES:
+        assert run_probe(container(values)[probe], server.grpc_port), probe
+
+
+def test_tls_is_probed_by_our_own_command() -> None:
+    assert all("exec" in container(TLS)[probe] and "grpc" not in container(TLS)[probe] for probe in PROBES)
+    assert all(container(TLS)[probe]["timeoutSeconds"] > 3 for probe in PROBES), "the command's own limit is 3 s"
+
+
+def exported() -> set[str]:
+    """Every name on /metrics."""
+    metrics = Metrics(CollectorRegistry())
+    metrics.of_model("m", "1")
+    metrics.declare_requests(["Encode"], ["OK"], ["failed"])
+    return {sample.name for family in metrics.registry.collect() for sample in family.samples}
+
+
+def names_in(query: str) -> set[str]:
+    return set(re.findall(r"\bmhsa_\w+", query))
+
+
+def test_the_scalers_ask_for_metrics_that_are_exported() -> None:
+    trigger, _ = one("ScaledObject", {"autoscaling": {"keda": {"enabled": True}}})["spec"]["triggers"]
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    for query in (trigger["metadata"]["query"], rule["metricsQuery"], rule["seriesQuery"]):
+        assert names_in(query)
+        assert names_in(query) <= exported()
+
+
+def test_the_autoscaler_asks_for_what_the_adapters_rule_is_called() -> None:
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    metrics = one("HorizontalPodAutoscaler", {"autoscaling": {"hpa": {"enabled": True}}})["spec"]["metrics"]
+    assert metrics[0]["pods"]["metric"]["name"] == rule["name"]["as"]
+    assert metrics[0]["pods"]["target"]["averageValue"] == "100m"
+    assert metrics[1]["containerResource"]["container"] == container()["name"]
+
+
+def test_the_query_selects_the_job_that_the_monitor_names() -> None:
+    values: Values = {"autoscaling": {"keda": {"enabled": True}}, "monitoring": {"serviceMonitor": "always"}}
+    (endpoint,) = one("ServiceMonitor", values)["spec"]["endpoints"]
+    (relabeling,) = endpoint["relabelings"]
+    assert relabeling == {"targetLabel": "job", "replacement": "mhsa-serve"}
+    query = one("ScaledObject", values)["spec"]["triggers"][0]["metadata"]["query"]
+    assert '{namespace="default",job="mhsa-serve"}' in query
+
+
+def test_the_server_ends_before_the_kubelet_kills_it() -> None:
+    settings = parse_settings(container()["args"], {})
+    sleep = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert sleep + settings.drain_seconds + settings.grace_seconds < pod()["terminationGracePeriodSeconds"]

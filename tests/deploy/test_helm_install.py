@@ -1,0 +1,27 @@
+"""The chart on clusters of several kinds: Helm installs, with a stand-in for the API server, up to the last step."""
+
+import helm_python
+import pytest
+
+from tests.deploy.chart import Values
+from tests.deploy.discovery import OPERATOR, manifest
+
+IMAGE: Values = {"model": {"source": "image", "image": {"reference": "registry.example.com/models:3"}}}
+
+
+def test_a_monitor_is_made_where_the_cluster_has_the_operator() -> None:
+    assert "kind: ServiceMonitor" not in manifest({})
+    assert "kind: ServiceMonitor" in manifest({}, more=OPERATOR)
+    assert "kind: ServiceMonitor" not in manifest({"monitoring": {"serviceMonitor": "never"}}, more=OPERATOR)
+
+
+def test_a_cluster_that_is_too_old_is_refused() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"incompatible with Kubernetes v1\.29\.9"):
+        manifest({}, version="1.29.9")
+    assert "kind: Deployment" in manifest({}, version="1.30.0")
+
+
+def test_image_volumes_are_refused_where_pod_security_would_refuse_them() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"Kubernetes v1\.32\.9 is too old"):
+        manifest(IMAGE, version="1.32.9")
+    assert "registry.example.com/models:3" in manifest(IMAGE, version="1.33.0")
