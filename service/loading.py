@@ -18,7 +18,7 @@ from service.engine import Engine, differences, first_line
 from service.errors import EngineError, StartupError
 from service.logs import fields
 from service.metrics import Metrics
-from service.opening import open_engine
+from service.opening import open_engine, wanted_device
 from service.packing import pack
 from service.repository import BundlePath, Model
 from service.request import Limits
@@ -65,7 +65,7 @@ async def load_model(
         on_death=on_death,
     )
     batcher.start()
-    of_model.set_info(engine.provider, precision, bundle.digest)
+    of_model.set_info(engine.provider, precision, bundle.digest, wanted_device(settings.device))
     of_model.load_seconds.set(time.monotonic() - started)
     log.info(
         "model %s version %d: %s on %s, %d runners, %d tokens a run, loaded in %.1f s",

@@ -109,8 +109,8 @@ class Metrics:
         )
         self.model_info = Gauge(
             "mhsa_model_info",
-            "1 for each model that is served.",
-            (*MODEL, "provider", "precision", "digest"),
+            "1 for each model that is served; wanted is the device that it should run on, provider what it runs on.",
+            (*MODEL, "provider", "precision", "digest", "wanted"),
             registry=registry,
         )
         self.model_ready = Gauge(
@@ -189,6 +189,6 @@ class ModelMetrics:
         """Ask at each scrape whether the model is ready."""
         self._ready.set_function(is_ready)
 
-    def set_info(self, provider: str, precision: str, digest: str) -> None:
-        """Say what serves the model."""
-        self._info.labels(*self._labels, provider, precision, digest).set(1)
+    def set_info(self, provider: str, precision: str, digest: str, wanted: str) -> None:
+        """Say what serves the model, and on which device it should."""
+        self._info.labels(*self._labels, provider, precision, digest, wanted).set(1)

@@ -37,6 +37,11 @@ def open_engine(bundle: Bundle, settings: Settings) -> tuple[Engine, Precision]:
     return engine, precision
 
 
+def wanted_device(device: Device) -> RealDevice:
+    """What the operator's choice comes to with the ONNX Runtime that is installed, whether or not it can be had."""
+    return _candidates(device)[0]
+
+
 def choose_precision(offered: Collection[Precision], wanted: PrecisionChoice, device: RealDevice) -> Precision:
     """What a bundle offers against what the operator wants. Raises `StartupError`."""
     usable = [precision for precision in _MADE_FOR[device] if precision in offered]

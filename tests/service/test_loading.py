@@ -106,7 +106,7 @@ async def test_a_loaded_model_is_in_the_metrics(bundle: BundlePath) -> None:
     loaded = await load(bundle, metrics)
     await loaded.batcher.stop()
     labels = {"model": "tiny", "version": "1"}
-    described = {"provider": "CPUExecutionProvider", "precision": "fp32", "digest": loaded.digest}
+    described = {"provider": "CPUExecutionProvider", "precision": "fp32", "digest": loaded.digest, "wanted": "cpu"}
     assert metrics.registry.get_sample_value("mhsa_model_info", labels | described) == 1
     assert (metrics.registry.get_sample_value("mhsa_model_load_seconds", labels) or 0) > 0
 

@@ -38,7 +38,7 @@ def metrics() -> Metrics:
     """As a server has them once its model is loaded, before the first request."""
     metrics = Metrics(CollectorRegistry())
     metrics.declare_requests(METHODS, CODES, REASONS)
-    metrics.of_model("tiny", "3").set_info("CPUExecutionProvider", "fp32", "abc")
+    metrics.of_model("tiny", "3").set_info("CPUExecutionProvider", "fp32", "abc", "cuda")
     return metrics
 
 
@@ -89,7 +89,7 @@ def test_no_two_metrics_say_the_same(metrics: Metrics) -> None:
 
 def test_every_label_is_a_plain_word(metrics: Metrics) -> None:
     labels = {label for family in families(metrics) for sample in family.samples for label in sample.labels}
-    assert labels == {"method", "code", "reason", "model", "version", "provider", "precision", "digest", "le"}
+    assert labels == {"method", "code", "reason", "model", "version", "provider", "precision", "digest", "wanted", "le"}
 
 
 def test_every_metric_has_a_series_before_the_first_request(metrics: Metrics) -> None:
@@ -135,7 +135,7 @@ def test_the_series_of_a_model_exist_from_the_start(metrics: Metrics, name: str)
 
 
 def test_the_model_is_described_by_its_labels(metrics: Metrics) -> None:
-    labels = {"provider": "CPUExecutionProvider", "precision": "fp32", "digest": "abc"}
+    labels = {"provider": "CPUExecutionProvider", "precision": "fp32", "digest": "abc", "wanted": "cuda"}
     assert value(metrics, "mhsa_model_info", **MODEL, **labels) == 1
 
 

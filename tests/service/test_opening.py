@@ -9,10 +9,10 @@ import onnxruntime as ort
 import pytest
 
 from service.bundle import Bundle, Golden, Precision, graph_file
-from service.config import PrecisionChoice, Settings
-from service.engine import RealDevice
+from service.config import Device, PrecisionChoice, Settings
+from service.engine import RealDevice, has_cuda
 from service.errors import StartupError
-from service.opening import choose_precision, open_engine
+from service.opening import choose_precision, open_engine, wanted_device
 from tests.fakes import MANIFEST
 from tests.graphs import TABLE, lookup_graph, sequence
 
@@ -92,6 +92,7 @@ def test_auto_takes_the_cpu_where_cuda_does_not_work_and_says_why(
     with caplog.at_level(logging.WARNING):
         engine, precision = open_engine(bundle, SETTINGS)
     assert (engine.provider, precision) == ("CPUExecutionProvider", "int8")
+    assert wanted_device("auto") == "cuda", "so that metrics tell what was wanted from what was had"
     assert "cuda cannot be used, taking cpu: device cuda: ONNX Runtime fell back" in caplog.text
 
 
@@ -99,3 +100,9 @@ def test_auto_says_what_it_took(bundle: Bundle, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         open_engine(bundle, SETTINGS)
     assert caplog.records[-1].getMessage() == "device auto: took CPUExecutionProvider"
+
+
+@pytest.mark.skipif(has_cuda(), reason="this onnxruntime has CUDA in it")
+@pytest.mark.parametrize(("device", "wanted"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda", "cuda")])
+def test_without_cuda_in_it_only_the_operator_wants_a_gpu(device: Device, wanted: RealDevice) -> None:
+    assert wanted_device(device) == wanted
