@@ -70,6 +70,11 @@ class Admission:
                 return victims
         raise self._refusal(request, first_excess, now)
 
+    def fullness(self, bound: str) -> float:
+        """The part of one bound, by its name, that is used."""
+        part: float = getattr(self._used(), bound) / getattr(self._bounds, bound)
+        return part
+
     def enter(self, request: Request) -> None:
         """A request has come in."""
         request.is_admitted = True

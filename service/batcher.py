@@ -88,6 +88,7 @@ class Batcher:
             tokens=lambda: scheduler.num_queued_tokens,
             requests=lambda: scheduler.num_requests_in_flight,
             num_bytes=lambda: scheduler.num_bytes_in_flight,
+            fullness=scheduler.fullness,
         )
 
     def start(self) -> None:
@@ -116,6 +117,10 @@ class Batcher:
         Raises the request's own `RequestError`. If the caller is cancelled, what still waits leaves the queue at once,
         and what runs is stopped if nobody else waits for it.
         """
+        with self._metrics.count_request():
+            await self._submit(request)
+
+    async def _submit(self, request: Request) -> None:
         settled = self._loop.create_future()
         request.on_settled = lambda: None if settled.done() else settled.set_result(None)
         self._put(request)

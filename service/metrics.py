@@ -5,10 +5,15 @@ APIs, a closed list of reasons. A name that a client made up is never a label. A
 a rate over a first event is right.
 """
 
-from collections.abc import Callable, Iterable
+from asyncio import CancelledError
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
+
+from service.errors import RequestError
 
 # 1 ms to 10 s: a run takes 3 ms to 100 ms on the machines this was measured on, an overloaded queue seconds.
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -16,6 +21,8 @@ POWERS_OF_TWO = tuple(float(2**k) for k in range(15))
 FILL_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 MODEL = ("model", "version")
+BOUNDS = ("tokens", "sequences", "requests", "bytes")
+OK, CANCELLED = "ok", "cancelled"
 
 
 class Metrics:
@@ -23,6 +30,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._reasons: tuple[str, ...] = ()
         ProcessCollector(registry=registry)
         self.requests = Counter(
             "mhsa_requests",
@@ -47,6 +55,12 @@ class Metrics:
             "mhsa_errors",
             "Requests that ended in an error, by reason: refused, failed, cancelled.",
             ("method", "reason"),
+            registry=registry,
+        )
+        self.model_outcomes = Counter(
+            "mhsa_model_requests",
+            "Requests that came to a model's queue, by outcome: ok, or the reason of their error.",
+            (*MODEL, "outcome"),
             registry=registry,
         )
         self.sequences = Counter("mhsa_sequences", "Sequences computed.", MODEL, registry=registry)
@@ -80,6 +94,12 @@ class Metrics:
         )
         self.queued_sequences = Gauge("mhsa_queue_sequences", "Sequences waiting.", MODEL, registry=registry)
         self.queued_tokens = Gauge("mhsa_queue_tokens", "Tokens waiting.", MODEL, registry=registry)
+        self.queue_fullness = Gauge(
+            "mhsa_queue_fullness_ratio",
+            "Used part of each bound on what waits and what is in flight; at 1 requests are refused or displaced.",
+            (*MODEL, "bound"),
+            registry=registry,
+        )
         self.model_requests = Gauge(
             "mhsa_model_requests_in_flight", "Requests that wait or run.", MODEL, registry=registry
         )
@@ -133,17 +153,19 @@ class Metrics:
 
     def declare_requests(self, methods: Iterable[str], codes: Iterable[str], reasons: Iterable[str]) -> None:
         """Bring the series of both APIs into being, all at 0."""
-        codes, reasons = tuple(codes), tuple(reasons)
+        codes, self._reasons = tuple(codes), tuple(reasons)
         for method in methods:
             self.request_seconds.labels(method)
             self.in_flight.labels(method)
             for code in codes:
                 self.requests.labels(method, code)
-            for reason in reasons:
+            for reason in self._reasons:
                 self.errors.labels(method, reason)
 
     def of_model(self, model: str, version: str) -> "ModelMetrics":
         """The series of one model, all at 0."""
+        for outcome in (OK, *self._reasons):
+            self.model_outcomes.labels(model, version, outcome)
         return ModelMetrics(self, model, version)
 
 
@@ -165,6 +187,8 @@ class ModelMetrics:
         self.engine_healthy = metrics.engine_healthy.labels(*labels)
         self._model_requests = metrics.model_requests.labels(*labels)
         self._model_bytes = metrics.model_bytes.labels(*labels)
+        self._fullness = {bound: metrics.queue_fullness.labels(*labels, bound) for bound in BOUNDS}
+        self._outcomes = metrics.model_outcomes
         self._queued_sequences = metrics.queued_sequences.labels(*labels)
         self._queued_tokens = metrics.queued_tokens.labels(*labels)
         self._ready = metrics.model_ready.labels(*labels)
@@ -178,12 +202,31 @@ class ModelMetrics:
         tokens: Callable[[], float],
         requests: Callable[[], float],
         num_bytes: Callable[[], float],
+        fullness: Callable[[str], float],
     ) -> None:
         """Read what waits and what is in flight at each scrape, so that the gauges cannot go stale."""
         self._queued_sequences.set_function(sequences)
         self._queued_tokens.set_function(tokens)
         self._model_requests.set_function(requests)
         self._model_bytes.set_function(num_bytes)
+        for bound, gauge in self._fullness.items():
+            gauge.set_function(partial(fullness, bound))
+
+    @contextmanager
+    def count_request(self) -> Iterator[None]:
+        """Around one request: counts what becomes of it."""
+        outcome = RequestError.reason
+        try:
+            yield
+            outcome = OK
+        except RequestError as error:
+            outcome = error.reason
+            raise
+        except CancelledError:
+            outcome = CANCELLED
+            raise
+        finally:
+            self._outcomes.labels(*self._labels, outcome).inc()
 
     def watch_ready(self, is_ready: Callable[[], bool]) -> None:
         """Ask at each scrape whether the model is ready."""

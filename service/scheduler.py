@@ -111,6 +111,10 @@ class Scheduler:
     def num_bytes_in_flight(self) -> int:
         return self._admission.num_bytes
 
+    def fullness(self, bound: str) -> float:
+        """The part of one of the bounds, by its name, that is used."""
+        return self._admission.fullness(bound)
+
     def put(self, request: Request, now: float) -> list[Displaced]:
         """Queue every sequence of a request; returns those who had to give way to it.
 

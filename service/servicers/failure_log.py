@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from service.errors import DeadlineError, DrainingError, QueueFullError, UnauthenticatedError, UnavailableError
 from service.logs import fields
-from service.servicers.status import CANCELLED, Failure
+from service.metrics import CANCELLED
+from service.servicers.status import Failure
 
 MAX_LINES = 5
 WINDOW_SECONDS = 1.0

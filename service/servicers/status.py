@@ -28,6 +28,7 @@ from service.errors import (
     UnavailableError,
 )
 from service.logs import fields
+from service.metrics import CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ TABLE: dict[type[RequestError], Row] = {
     StoppedError: Row(grpc.StatusCode.INTERNAL, instead="the run took too long and was stopped"),
     RequestError: _OUR_FAULT,
 }
-CANCELLED = "cancelled"
 CODES = tuple(dict.fromkeys([grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, *(row.code for row in TABLE.values())]))
 REASONS = tuple(dict.fromkeys([*(error.reason for error in TABLE), CANCELLED]))
 

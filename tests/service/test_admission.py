@@ -4,6 +4,7 @@ import pytest
 
 from service.admission import Bounds
 from service.errors import InvalidRequestError, QueueFullError
+from service.metrics import BOUNDS
 from service.request import Priority, Request
 from service.scheduler import Scheduler
 from tests.service.test_scheduler import request, scheduler, taken
@@ -36,6 +37,13 @@ def test_each_bound_refuses_with_what_is_there_what_came_and_the_limit(queue: Sc
     assert caught.value.retry_seconds > 0
     assert (queue.num_queued_tokens, queue.num_queued_sequences) == (8, 2)
     assert (queue.num_requests_in_flight, queue.num_bytes_in_flight) == (1, 30)
+
+
+def test_each_bounds_used_part_is_known() -> None:
+    queue = bounded(tokens=10, sequences=8, requests=4, num_bytes=40)
+    queue.put(request(4, 4, num_bytes=30), 0.0)
+    assert [queue.fullness(bound) for bound in Bounds._fields] == [0.8, 0.25, 0.25, 0.75]
+    assert Bounds._fields == BOUNDS, "as the metrics call them"
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ class Bench:
     def count_death(self) -> None:
         self.deaths += 1
 
-    def value(self, name: str) -> float:
-        found = self.registry.get_sample_value(name, LABELS)
+    def value(self, name: str, **labels: str) -> float:
+        found = self.registry.get_sample_value(name, LABELS | labels)
         assert found is not None
         return found
 
@@ -280,9 +280,12 @@ async def test_a_full_queue_refuses_and_those_inside_are_served() -> None:
         await bench.until(lambda: bench.scheduler.num_queued_sequences == 3)
         with pytest.raises(QueueFullError):
             await bench.batcher.submit(request(5))
+        assert bench.value("mhsa_queue_fullness_ratio", bound="sequences") == 1.0
         bench.engine.gate.set()
         await asyncio.gather(blocked, task)
         assert pooled(inside) == [2.0, 3.0, 4.0]
+        assert bench.value("mhsa_model_requests_total", outcome="queue_full") == 1
+        assert bench.value("mhsa_model_requests_total", outcome="ok") == 2
 
 
 async def test_a_run_knows_whether_it_has_the_machine_to_itself() -> None:

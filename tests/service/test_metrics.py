@@ -1,12 +1,15 @@
 """Metrics by what a scrape shows: names by Prometheus' conventions, every series from the start, live gauges."""
 
+import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from service.errors import DeadlineError
 from service.metrics import Metrics
 
 METHODS, CODES, REASONS = (
@@ -45,7 +48,7 @@ def metrics() -> Metrics:
 def families(metrics: Metrics) -> list[Metric]:
     """Our own families; the rest are the process collector's, named by its convention."""
     found = [family for family in metrics.registry.collect() if not family.name.startswith("process_")]
-    assert len(found) == 22
+    assert len(found) == 24
     return found
 
 
@@ -89,7 +92,20 @@ def test_no_two_metrics_say_the_same(metrics: Metrics) -> None:
 
 def test_every_label_is_a_plain_word(metrics: Metrics) -> None:
     labels = {label for family in families(metrics) for sample in family.samples for label in sample.labels}
-    assert labels == {"method", "code", "reason", "model", "version", "provider", "precision", "digest", "wanted", "le"}
+    assert labels == {
+        "method",
+        "code",
+        "reason",
+        "model",
+        "version",
+        "provider",
+        "precision",
+        "digest",
+        "wanted",
+        "outcome",
+        "bound",
+        "le",
+    }
 
 
 def test_every_metric_has_a_series_before_the_first_request(metrics: Metrics) -> None:
@@ -134,6 +150,11 @@ def test_the_series_of_a_model_exist_from_the_start(metrics: Metrics, name: str)
     assert value(metrics, name, **MODEL) == 0
 
 
+def test_the_outcomes_of_a_model_exist_from_the_start(metrics: Metrics) -> None:
+    for outcome in ("ok", "invalid"):
+        assert value(metrics, "mhsa_model_requests_total", **MODEL, outcome=outcome) == 0
+
+
 def test_the_model_is_described_by_its_labels(metrics: Metrics) -> None:
     labels = {"provider": "CPUExecutionProvider", "precision": "fp32", "digest": "abc", "wanted": "cuda"}
     assert value(metrics, "mhsa_model_info", **MODEL, **labels) == 1
@@ -147,10 +168,41 @@ def test_what_waits_and_what_is_in_flight_is_read_at_each_scrape(metrics: Metric
         tokens=lambda: found["queue_tokens"],
         requests=lambda: found["model_requests_in_flight"],
         num_bytes=lambda: found["model_bytes_in_flight"],
+        fullness=lambda _bound: 0.0,
     )
     assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [3, 40, 2, 500]
     found.update(dict.fromkeys(names, 0))
     assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [0, 0, 0, 0]
+
+
+def test_how_full_each_bound_is_is_read_at_each_scrape(metrics: Metrics) -> None:
+    parts = {"tokens": 0.25, "sequences": 0.5, "requests": 0.75, "bytes": 1.0}
+    metrics.of_model("tiny", "3").watch_queue(
+        sequences=float, tokens=float, requests=float, num_bytes=float, fullness=lambda bound: parts[bound]
+    )
+    found = {bound: value(metrics, "mhsa_queue_fullness_ratio", **MODEL, bound=bound) for bound in parts}
+    assert found == parts
+    parts.update(tokens=0.0)
+    assert value(metrics, "mhsa_queue_fullness_ratio", **MODEL, bound="tokens") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "ok"),
+        (DeadlineError("late"), "deadline"),
+        (asyncio.CancelledError(), "cancelled"),
+        (KeyError("a bug"), "internal"),
+    ],
+    ids=["ok", "refused", "cancelled", "bug"],
+)
+def test_a_models_request_is_counted_by_what_became_of_it(
+    metrics: Metrics, error: BaseException | None, outcome: str
+) -> None:
+    with suppress(type(error or ValueError())), metrics.of_model("tiny", "3").count_request():
+        if error is not None:
+            raise error
+    assert value(metrics, "mhsa_model_requests_total", **MODEL, outcome=outcome) == 1
 
 
 def test_readiness_is_asked_at_each_scrape(metrics: Metrics) -> None:
