@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check bench bench-int8 families protos format clean help
+.PHONY: run test check bench bench-int8 bench-overload families protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
@@ -29,6 +29,9 @@ bench: $(MODEL)/model.json  ## Compare offline, padded, unbatched and served rat
 
 bench-int8: $(MODEL)/model.json  ## Compare int8 with fp32 and with other ways to it: rates and quality, in one run
 	$(BIN)/python -m benchmarks.int8
+
+bench-overload: $(MODEL)/model.json  ## Offer up to four times what the server can do; goodput, latency, refusals, beside a plain queue
+	$(BIN)/python -m benchmarks.overload
 
 families: $(VENV)/.made  ## Export, verify and serve every family in every precision; one table
 	$(BIN)/python -m tests.families

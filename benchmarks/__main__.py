@@ -1,18 +1,16 @@
 """`python -m benchmarks`: runs the rounds, prints the tables; exit code 1 when a wanted figure is missed."""
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from benchmarks import machine, report
 from benchmarks.contenders import Measure, contenders, fill_contenders, find_budgets, rotated
-from benchmarks.field import BenchmarkError, Field, open_field
+from benchmarks.field import BenchmarkError, Field, end_on_sigterm, open_field
 from benchmarks.load import LoadError
 from benchmarks.measurement import Slice, sequences_per_second
 from benchmarks.traces import mixed_trace, round_up, short_trace
@@ -32,7 +30,7 @@ Rows = Mapping[str, Measure]
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_on_sigterm()
     try:
         return _run(options, Console(width=160, highlight=False))
     except (BenchmarkError, LoadError, ServerProcessError, StartupError) as error:
@@ -63,10 +61,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.rounds < 1 or options.seconds <= 0:
         parser.error("--rounds and --seconds must be above 0")
     return options
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:

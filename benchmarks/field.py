@@ -4,6 +4,7 @@ Two servers, the load generator and the offline runner are open for the whole ru
 take no CPU.
 """
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from types import FrameType
 from typing import TypeVarTuple, Unpack
 
 from benchmarks import load, offline
@@ -58,13 +60,22 @@ def open_field(bundle: Bundle, checkpoint: Path | None) -> Iterator[Field]:
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-")))
         padded_graph = _export_padded(checkpoint or _packaged_checkpoint(), work)
-        models = _models_directory(bundle, work)
+        models = models_directory(bundle, work)
         yield Field(
             offline=_open_offline(stack, bundle, padded_graph),
-            load=stack.enter_context(_one_process(load.prepare)),
-            ours=_start_server(stack, "service", models),
-            unbatched=_start_server(stack, "benchmarks.unbatched", models),
+            load=stack.enter_context(one_process(load.prepare)),
+            ours=start_server(stack, "service", models),
+            unbatched=start_server(stack, "benchmarks.unbatched", models),
         )
+
+
+def end_on_sigterm() -> None:
+    """Take SIGTERM as Ctrl-C, which ends what was started too."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _export_padded(checkpoint: Path, work: Path) -> Path:
@@ -84,7 +95,7 @@ def _packaged_checkpoint() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def _models_directory(bundle: Bundle, work: Path) -> Path:
+def models_directory(bundle: Bundle, work: Path) -> Path:
     """A directory for --models with this one bundle in it."""
     link = work / "models" / bundle.manifest.name / "1"
     link.parent.mkdir(parents=True)
@@ -94,7 +105,7 @@ def _models_directory(bundle: Bundle, work: Path) -> Path:
 
 def _open_offline(stack: ExitStack, bundle: Bundle, padded_graph: Path) -> Executor:
     executor = stack.enter_context(
-        _one_process(offline.open_engines, bundle.graph_path("fp32"), padded_graph, bundle.manifest)
+        one_process(offline.open_engines, bundle.graph_path("fp32"), padded_graph, bundle.manifest)
     )
     difference = executor.submit(offline.padded_difference, mixed_trace(16, 0).part(0)).result()
     if not difference <= _MAX_PADDED_DIFFERENCE:
@@ -102,13 +113,15 @@ def _open_offline(stack: ExitStack, bundle: Bundle, padded_graph: Path) -> Execu
     return executor
 
 
-def _one_process(initializer: Callable[[Unpack[Arguments]], object], *arguments: *Arguments) -> Executor:
+def one_process(initializer: Callable[[Unpack[Arguments]], object], *arguments: *Arguments) -> Executor:
+    """A process of its own for what is measured."""
     return ProcessPoolExecutor(1, get_context("spawn"), initializer=initializer, initargs=arguments)
 
 
-def _start_server(stack: ExitStack, module: str, models: Path) -> Address:
-    arguments = ["--models", str(models), "--device", "cpu", "--host", "127.0.0.1", "--drain-seconds", "0"]
+def start_server(stack: ExitStack, module: str, models: Path, *arguments: str) -> Address:
+    """Start a server, with more of its flags; it ends with the stack."""
+    own = ["--models", str(models), "--device", "cpu", "--host", "127.0.0.1", "--drain-seconds", "0"]
     grpc_port, metrics_port = free_ports(2)
-    server = ServerProcess(module, arguments, grpc_port=grpc_port, metrics_port=metrics_port)
+    server = ServerProcess(module, [*own, *arguments], grpc_port=grpc_port, metrics_port=metrics_port)
     stack.enter_context(server).wait_until_serving()
     return Address(server.pid, grpc_port, metrics_port)

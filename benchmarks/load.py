@@ -14,23 +14,34 @@ import signal
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
 import grpc
 import numpy as np
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from benchmarks.measurement import Batches, Slice
 from benchmarks.traces import Batch, by_count
-from protos.encoder_pb2 import EncodeRequest, EncodeStreamRequest, EncodeStreamResponse
+from protos.encoder_pb2 import (
+    PRIORITY_HIGH,
+    PRIORITY_LOW,
+    PRIORITY_NORMAL,
+    EncodeRequest,
+    EncodeStreamRequest,
+    EncodeStreamResponse,
+)
+from service.request import Priority
 
-_SERVICE = "/mhsa.encoder.v1.EncoderService"
+SERVICE = "/mhsa.encoder.v1.EncoderService"
 # A connection for each channel, though all lead to one address.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 _WARM_UP_REQUESTS = 4
 _CONNECT_SECONDS = 10.0
+
+_PRIORITIES = {Priority.HIGH: PRIORITY_HIGH, Priority.NORMAL: PRIORITY_NORMAL, Priority.LOW: PRIORITY_LOW}
 
 # One exchange with a server: a request's messages, to the last answer.
 Exchange = Callable[[Sequence[bytes]], Awaitable[None]]
@@ -66,13 +77,18 @@ def prepare() -> None:
 
 def measure(address: Address, shape: Shape, sequences: Batch, warm_up: Batch) -> Slice:
     """Encode all sequences. Raises `LoadError`."""
-    try:
+    with failures_named(address):
         return asyncio.run(_measure(address, shape, sequences, warm_up))
+
+
+@contextmanager
+def failures_named(address: Address) -> Iterator[None]:
+    """Raises `LoadError` for what goes wrong with a server: gRPC's own errors cannot be pickled."""
+    try:
+        yield
     except (grpc.aio.AioRpcError, psutil.Error, OSError) as error:
         reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-        raise LoadError(
-            f"the server on port {address.grpc_port} failed: {reason}"
-        ) from None  # gRPC's own cannot be pickled
+        raise LoadError(f"the server on port {address.grpc_port} failed: {reason}") from None
 
 
 async def _measure(address: Address, shape: Shape, sequences: Batch, warm_up: Batch) -> Slice:
@@ -81,17 +97,17 @@ async def _measure(address: Address, shape: Shape, sequences: Batch, warm_up: Ba
     async with AsyncExitStack() as stack:
         exchanges = [await _connect(stack, address, shape) for _ in range(shape.num_callers)]
         await run_callers(exchanges, warm_up_requests[: max(_WARM_UP_REQUESTS, shape.num_callers)])
-        before, cpu, load_cpu = scrape(address), _cpu_seconds(server), time.process_time()
+        before, cpu, load_cpu = scrape(address), cpu_seconds(server), time.process_time()
         started = time.perf_counter()
         latencies = await run_callers(exchanges, requests)
         seconds = time.perf_counter() - started
-        load_cpu_seconds, cpu_seconds = time.process_time() - load_cpu, _cpu_seconds(server) - cpu
+        load_cpu, cpu = time.process_time() - load_cpu, cpu_seconds(server) - cpu
         return Slice(
             num_sequences=len(sequences),
             num_tokens=sum(sequence.num_tokens for sequence in sequences),
             seconds=seconds,
-            cpu_seconds=cpu_seconds,
-            load_cpu_seconds=load_cpu_seconds,
+            cpu_seconds=cpu,
+            load_cpu_seconds=load_cpu,
             batches=batches_between(before, scrape(address)),
             latencies=tuple(latencies),
         )
@@ -99,15 +115,18 @@ async def _measure(address: Address, shape: Shape, sequences: Batch, warm_up: Ba
 
 def scrape(address: Address) -> dict[str, float]:
     """The sums and counts of a server's batch histograms. It serves one model, so names are enough."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{address.metrics_port}/metrics", timeout=10) as response:
-        families = text_string_to_metric_families(response.read().decode())
     return {
         sample.name: sample.value
-        for family in families
-        if family.name.startswith("mhsa_batch_")
-        for sample in family.samples
+        for sample in scrape_samples(address, "mhsa_batch_")
         if sample.name.endswith(("_sum", "_count"))
     }
+
+
+def scrape_samples(address: Address, prefix: str) -> Iterator[Sample]:
+    """A server's samples of the families whose names begin with `prefix`."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{address.metrics_port}/metrics", timeout=10) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    yield from (sample for family in families if family.name.startswith(prefix) for sample in family.samples)
 
 
 def batches_between(before: dict[str, float], after: dict[str, float]) -> Batches:
@@ -120,7 +139,8 @@ def batches_between(before: dict[str, float], after: dict[str, float]) -> Batche
     return Batches(mean("mhsa_batch_fill_ratio"), mean("mhsa_batch_sequences"), mean("mhsa_batch_tokens"))
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
+    """CPU seconds of a process so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
@@ -131,9 +151,19 @@ def serialise(shape: Shape, sequences: Batch) -> list[list[bytes]]:
     return [[_message(shape, part) for part in (by_count(group, 1) if shape.is_split else [group])] for group in groups]
 
 
-def _message(shape: Shape, sequences: Batch) -> bytes:
+def encode(sequences: Batch, priority: Priority = Priority.NORMAL) -> bytes:
+    """An `EncodeRequest`."""
+    return _request(sequences, priority).SerializeToString()
+
+
+def _request(sequences: Batch, priority: Priority = Priority.NORMAL) -> EncodeRequest:
     ids = np.concatenate([sequence.token_ids for sequence in sequences]).astype("<i4")
-    request = EncodeRequest(token_ids=ids.tobytes(), lengths=[sequence.num_tokens for sequence in sequences])
+    lengths = [sequence.num_tokens for sequence in sequences]
+    return EncodeRequest(token_ids=ids.tobytes(), lengths=lengths, priority=_PRIORITIES[priority])
+
+
+def _message(shape: Shape, sequences: Batch) -> bytes:
+    request = _request(sequences)
     if shape.is_stream:  # one request of each stream is in flight at a time, so one id serves
         return EncodeStreamRequest(id="0", request=request).SerializeToString()
     return request.SerializeToString()
@@ -159,13 +189,19 @@ async def _call_in_turn(exchange: Exchange, remaining: Iterator[Sequence[bytes]]
         latencies.append(time.perf_counter() - started)
 
 
-async def _connect(stack: AsyncExitStack, address: Address, shape: Shape) -> Exchange:
+async def open_channel(stack: AsyncExitStack, address: Address) -> grpc.aio.Channel:
+    """A connection of its own, open until the stack is left."""
     target = f"127.0.0.1:{address.grpc_port}"
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, options=_OPTIONS))
     await asyncio.wait_for(channel.channel_ready(), _CONNECT_SECONDS)
+    return channel
+
+
+async def _connect(stack: AsyncExitStack, address: Address, shape: Shape) -> Exchange:
+    channel = await open_channel(stack, address)
     if shape.is_stream:
         return await _stream_exchange(stack, channel)
-    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{_SERVICE}/Encode")
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{SERVICE}/Encode")
 
     async def exchange(messages: Sequence[bytes]) -> None:
         if len(messages) == 1:
@@ -177,7 +213,7 @@ async def _connect(stack: AsyncExitStack, address: Address, shape: Shape) -> Exc
 
 
 async def _stream_exchange(stack: AsyncExitStack, channel: grpc.aio.Channel) -> Exchange:
-    stream: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"{_SERVICE}/EncodeStream")()
+    stream: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"{SERVICE}/EncodeStream")()
     stack.callback(stream.cancel)
 
     async def exchange(messages: Sequence[bytes]) -> None:

@@ -1,0 +1,104 @@
+"""The rival under overload: this server with its scheduling replaced by a plain queue, first in, first out.
+
+Batches are whatever comes next, up to the token budget; the queue is bounded in tokens. It sees no deadlines, no
+priorities and no callers, and what it has taken in it runs, whether or not anybody still waits for it: what most
+servers do. Wire, checks, threads, engine and graph are ours, to the line; a caller's deadline is answered on time, too.
+Started as `python -m benchmarks.fifo`, with the server's own flags.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from unittest.mock import patch
+
+from service.__main__ import main
+from service.admission import Bounds
+from service.batcher import Batcher
+from service.cost_tracker import CostTracker
+from service.errors import QueueFullError
+from service.lane import Entry
+from service.request import Request
+from service.scheduler import Displaced, Taken
+
+
+class Fifo:
+    """What stands in for the scheduler. Of its arguments it uses those that a plain queue has."""
+
+    num_requests_in_flight = 0
+    num_bytes_in_flight = 0
+
+    def __init__(
+        self,
+        costs: CostTracker,
+        bounds: Bounds,
+        *,
+        max_batch_tokens: int,
+        num_runners: int,
+        max_wait_seconds: float = 0.0,  # noqa: ARG002
+        weights: Mapping[str, float] | None = None,  # noqa: ARG002
+    ) -> None:
+        self.costs = costs
+        self._bounds = bounds
+        self._max_batch_tokens = max_batch_tokens
+        self._num_runners = num_runners
+        self._queue: deque[Entry] = deque()
+        self._num_put = 0
+        self.num_queued_tokens = 0
+
+    @property
+    def num_queued_sequences(self) -> int:
+        return len(self._queue)
+
+    def put(self, request: Request, now: float) -> list[Displaced]:
+        """Queue every sequence of a request. Raises `QueueFullError`."""
+        excess = self.num_queued_tokens + request.num_tokens - self._bounds.tokens
+        if excess > 0:
+            raise QueueFullError("the queue is full", excess * self.costs.token_seconds / self._num_runners)
+        for place in range(len(request.sequences)):
+            self._queue.append(Entry(now, self._num_put, request, place))
+            self._num_put += 1
+        self.num_queued_tokens += request.num_tokens
+        return []
+
+    def take(self, now: float, num_idle: int = 1) -> Taken:  # noqa: ARG002
+        """The next sequences, as many as fit; at least one, if there is one."""
+        batch: list[Entry] = []
+        room = self._max_batch_tokens
+        while self._queue and (not batch or self._queue[0].sequence.num_tokens <= room):
+            batch.append(self._queue.popleft())
+            room -= batch[-1].sequence.num_tokens
+            self.num_queued_tokens -= batch[-1].sequence.num_tokens
+        lengths = [entry.sequence.num_tokens for entry in batch]
+        seconds = self.costs.cost.seconds(len(lengths), sum(lengths), max(lengths)) if lengths else 0.0
+        is_alone = num_idle == self._num_runners and not self._queue
+        return Taken(batch, [], seconds, is_alone)
+
+    def finish(self, taken: Taken) -> None:
+        """Nothing: it keeps no count of what runs."""
+
+    def note_out_of_memory(self, num_tokens: int, longest: int, now: float) -> None:
+        """Nothing: its batches keep their size."""
+
+    def drop(self, request: Request) -> None:
+        """Nothing: it does not look for those who have left."""
+
+    def end(self, request: Request) -> None:
+        """Nothing, for the same reason."""
+
+    def clear(self) -> list[Request]:
+        """Take everything out; the requests that waited."""
+        requests = {id(entry.request): entry.request for entry in self._queue}
+        self._queue.clear()
+        self.num_queued_tokens = 0
+        return list(requests.values())
+
+
+class FifoBatcher(Batcher):
+    """Runs what it has taken to the end, also where nobody waits for it any more."""
+
+    def _stop_deserted_runs(self) -> None:
+        """Nothing."""
+
+
+if __name__ == "__main__":
+    with patch("service.loading.Scheduler", Fifo), patch("service.loading.Batcher", FifoBatcher):
+        main()

@@ -1,0 +1,228 @@
+"""`python -m benchmarks.overload`: more is asked than can be answered; exit code 1 when a wanted figure is missed.
+
+Capacity is what our server answers with enough callers who wait. Then the same requests come on a schedule, at half of
+that and at up to four times, with a deadline of a second, to our server and to a plain queue with the same engine. All
+rows of a round see the same requests at the same moments; capacity is measured at both ends of our rows, since the
+machine drifts. A plain queue is bounded in tokens, and all depends on that bound: so it comes with two, chosen with
+a knowledge of capacity that nobody has when it is deployed. Ours has its defaults.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import load, machine, open_loop
+from benchmarks.arrivals import poisson_times
+from benchmarks.contenders import rotated
+from benchmarks.field import end_on_sigterm, models_directory, one_process, start_server
+from benchmarks.load import Address, LoadError, encode
+from benchmarks.offline import num_tokens
+from benchmarks.open_loop import Message, Offered, Schedule
+from benchmarks.outcomes import Window
+from benchmarks.overload_report import (
+    LOADS_NOTE,
+    MAX_LAG_SECONDS,
+    OURS,
+    REFUSALS_NOTE,
+    RIVALS,
+    SCENARIOS,
+    TIMEOUT_SECONDS,
+    Round,
+    Row,
+    Stream,
+    groups_table,
+    judge,
+    loads_table,
+    refusals_table,
+    wanted_table,
+)
+from benchmarks.traces import Batch, by_count, mixed_trace
+from deploy.process import ServerProcessError
+from service.bundle import Bundle, read_bundle
+from service.errors import StartupError
+
+# Few enough tokens to be answered in a tenth of the deadline, so many that the generator's part is small.
+REQUEST_SEQUENCES = 8
+_PART_REQUESTS = 80
+# As many sequences in the server as an overloaded queue of one second holds, so that batches find the same company.
+_CALLERS = 12
+# More than the deadline: by then the queue is as full as it gets.
+_FILL_SECONDS = 1.5
+# Of a request at its longest: less, and the rival would refuse it for good.
+_LEAST_BOUND_TOKENS = REQUEST_SEQUENCES * 256
+EVERYBODY_ALIKE = Stream(1.0)
+# A round in which the generator was held up is run again, this often in all.
+_TRIES_A_ROUND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The load generator's process and the servers, by name."""
+
+    generator: Executor
+    servers: Mapping[str, Address]
+    trace: Sequence[Batch]
+    window: Window
+
+    def saturate(self, server: str, number: int) -> Offered:
+        """A server's capacity, on the requests of a round."""
+        return self.generator.submit(
+            open_loop.saturate, self.servers[server], self._messages(number), _CALLERS, self.window
+        ).result()
+
+    def offer(self, row: Row, number: int, rate: float) -> Offered:
+        """Offer a round's requests in a scenario, where `rate` requests a second are capacity."""
+        streams = SCENARIOS[row.scenario]
+        schedule = plan(streams, [self._messages(number, stream) for stream in streams], number, rate, self.window)
+        return self.generator.submit(open_loop.offer, self.servers[row.server], schedule).result()
+
+    def request_tokens(self, number: int) -> float:
+        """Tokens in a request of a round, in the mean."""
+        return fmean(message.num_tokens for message in self._messages(number))
+
+    def _messages(self, number: int, stream: Stream = EVERYBODY_ALIKE) -> list[Message]:
+        return messages(by_count(self.trace[number], REQUEST_SEQUENCES), stream)
+
+
+def messages(requests: Iterable[Batch], stream: Stream) -> list[Message]:
+    """Requests as callers of a kind send them."""
+    metadata = (("mhsa-tenant", stream.group),) if stream.group else ()
+    return [
+        Message(encode(sequences, stream.priority), num_tokens(sequences), stream.group, metadata)
+        for sequences in requests
+    ]
+
+
+def plan(
+    streams: Sequence[Stream], requests: Sequence[Sequence[Message]], seed: int, rate: float, window: Window
+) -> Schedule:
+    """Each stream's messages at its own times, again from the first after the last; all in order of time."""
+    sent = [
+        (float(at), message)
+        for place, (stream, messages) in enumerate(zip(streams, requests, strict=True))
+        for at, message in zip(
+            poisson_times(np.random.default_rng((seed, place)), stream.load * rate, window.end),
+            cycle(messages),
+            strict=False,
+        )
+    ]
+    sent.sort(key=lambda pair: pair[0])
+    times, ordered = zip(*sent, strict=True) if sent else ((), ())
+    return Schedule(ordered, times, TIMEOUT_SECONDS, window)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parse(arguments)
+    end_on_sigterm()
+    try:
+        with tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-") as work:
+            return _run(options, Path(work), Console(width=160, highlight=False))
+    except (LoadError, ServerProcessError, StartupError) as error:
+        print(f"benchmarks.overload: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks.overload: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.overload", description="Offer up to four times what the server can do, and see what it does."
+    )
+    parser.add_argument("--bundle", type=Path, default=Path("models/all-MiniLM-L6-v2/1"), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a slice that count (default: %(default)s)")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="only rows with TEXT in their name")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1 or options.seconds <= 0:
+        parser.error("--rounds and --seconds must be above 0")
+    return options
+
+
+def _run(options: argparse.Namespace, work: Path, console: Console) -> int:
+    started = time.monotonic()
+    console.print(machine.describe())
+    bundle = read_bundle(options.bundle)
+    console.print(f"{bundle.manifest.name}, bundle {bundle.digest[:16]}\nstarting ...")
+    rows = [row for row in _rows() if not options.only or any(text in str(row) for text in options.only)]
+    with ExitStack() as stack:
+        field = _open_field(stack, bundle, work, options, {row.server for row in rows})
+        foreign = machine.foreign_cpu_seconds()
+        rounds = list(_run_rounds(field, rows, options.rounds, console))
+        foreign = machine.foreign_cpu_seconds() - foreign
+    if not rounds:
+        raise LoadError("the load generator never kept its schedule; leave it more of the machine")
+    for part in (loads_table(rounds), LOADS_NOTE, refusals_table(rounds), REFUSALS_NOTE, groups_table(rounds)):
+        if not isinstance(part, Table) or part.row_count:
+            console.print(part)
+    verdicts = judge(rounds)
+    console.print(wanted_table(verdicts))
+    console.print(
+        f"{len(rounds)} rounds; {time.monotonic() - started:.0f} s in all; "
+        f"during the rounds others took {foreign:.0f} CPU seconds of this machine"
+    )
+    return int(any(verdict.is_missed for verdict in verdicts))
+
+
+def _rows() -> Iterator[Row]:
+    yield from (Row(server, scenario) for server in (OURS, *RIVALS) for scenario in SCENARIOS)
+
+
+def _open_field(stack: ExitStack, bundle: Bundle, work: Path, options: argparse.Namespace, names: set[str]) -> Field:
+    """Start the generator, our server, and rivals whose bound is what our server does in so many seconds."""
+    models = models_directory(bundle, work)
+    window = Window(_FILL_SECONDS, _FILL_SECONDS + options.seconds)
+    generator = stack.enter_context(one_process(load.prepare))
+    trace = mixed_trace(_PART_REQUESTS * REQUEST_SEQUENCES, options.rounds)
+    parts = [trace.part(number) for number in range(options.rounds + 1)]
+    ours = Field(generator, {OURS: start_server(stack, "service", models, "--fairness", "tenant")}, parts, window)
+    capacity = ours.saturate(OURS, 0).tally.goodput()
+    rivals = {}
+    for name, seconds in RIVALS.items():
+        if name in names:
+            bound = str(max(_LEAST_BOUND_TOKENS, round(seconds * capacity)))
+            rivals[name] = start_server(stack, "benchmarks.fifo", models, "--max-queued-tokens", bound)
+    return Field(generator, {**ours.servers, **rivals}, parts, window)
+
+
+def _run_rounds(field: Field, rows: Sequence[Row], num_rounds: int, console: Console) -> Iterator[Round]:
+    for number in range(1, num_rounds + 1):
+        for _ in range(_TRIES_A_ROUND):
+            started = time.monotonic()
+            found = _run_round(field, rows, number)
+            is_void = found.lag_seconds > MAX_LAG_SECONDS
+            console.print(
+                f"round {number} of {num_rounds}: {time.monotonic() - started:.0f} s, capacity {found.capacity:,.0f} "
+                f"tokens/s, 99% were sent within {1000 * found.lag_seconds:.0f} ms" + (": void" if is_void else "")
+            )
+            if not is_void:
+                yield found
+                break
+
+
+def _run_round(field: Field, rows: Sequence[Row], number: int) -> Round:
+    capacities = [field.saturate(OURS, number)]
+    rate = capacities[0].tally.goodput() / field.request_tokens(number)
+    ours = {str(row): row for row in rows if row.server == OURS}
+    slices = {row: field.offer(row, number, rate) for _, row in rotated(ours, number)}
+    capacities.append(field.saturate(OURS, number))
+    others = {str(row): row for row in rows if row.server != OURS}
+    slices |= {row: field.offer(row, number, rate) for _, row in rotated(others, number)}
+    return Round(tuple(capacities), slices)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
