@@ -24,7 +24,10 @@ AXES: dict[str, list[Values]] = {
     "device": [{}, {"gpu": {"enabled": True}, "runtimeClassName": "nvidia"}],
     "scaling": [{}, {"autoscaling": {"hpa": {"enabled": True}}}, {"autoscaling": {"keda": {"enabled": True}}}],
     "access": [{}, {"tls": {"secretName": "certificate"}, "auth": {"secretName": "tokens"}}],
-    "watching": [{"monitoring": {"serviceMonitor": "never"}}, {"monitoring": {"serviceMonitor": "always"}}],
+    "watching": [
+        {"monitoring": {"serviceMonitor": "never", "prometheusRule": "never"}},
+        {"monitoring": {"serviceMonitor": "always", "prometheusRule": "always"}},
+    ],
     "policies": [
         {},
         {
@@ -99,7 +102,7 @@ def test_every_object_of_every_combination_is_strictly_valid_in_every_version(re
     assert wrong == []
     assert {found["kind"] for found in distinct.values()} == {
         *("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "Pod"),
-        *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor"),
+        *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "PrometheusRule"),
     }
 
 
@@ -219,6 +222,12 @@ REFUSED: list[tuple[Values, str]] = [
     ({"ports": {"metrics": 8001}}, "ports.grpc and ports.metrics are the same port"),
     ({"ports": {"grpc": 80}}, "at '/ports/grpc': minimum: got 80, want 1,024"),
     ({"user": 0}, "at '/user': minimum: got 0, want 1"),
+    (
+        {"monitoring": {"objectives": {"latencySeconds": "0.3"}}},
+        "at '/monitoring/objectives/latencySeconds': value must be",
+    ),
+    ({"monitoring": {"objectives": {"availability": 1}}}, "at '/monitoring/objectives/availability': exclusiveMaximum"),
+    ({"monitoring": {"runbookBase": "https://example.com"}}, "at '/monitoring/runbookBase': .* does not match pattern"),
     ({"replicaCount": 3}, "additional properties 'replicaCount' not allowed"),
     ({"tls": {"secret": "a"}}, "at '/tls': additional properties 'secret' not allowed"),
 ]

@@ -9,10 +9,13 @@ from tests.deploy.discovery import OPERATOR, manifest
 IMAGE: Values = {"model": {"source": "image", "image": {"reference": "registry.example.com/models:3"}}}
 
 
-def test_a_monitor_is_made_where_the_cluster_has_the_operator() -> None:
-    assert "kind: ServiceMonitor" not in manifest({})
-    assert "kind: ServiceMonitor" in manifest({}, more=OPERATOR)
-    assert "kind: ServiceMonitor" not in manifest({"monitoring": {"serviceMonitor": "never"}}, more=OPERATOR)
+@pytest.mark.parametrize(
+    ("kind", "value"), [("ServiceMonitor", "serviceMonitor"), ("PrometheusRule", "prometheusRule")]
+)
+def test_the_operators_kinds_are_made_where_the_cluster_has_them(kind: str, value: str) -> None:
+    assert f"kind: {kind}" not in manifest({})
+    assert f"kind: {kind}" in manifest({}, more=OPERATOR)
+    assert f"kind: {kind}" not in manifest({"monitoring": {value: "never"}}, more=OPERATOR)
 
 
 def test_a_cluster_that_is_too_old_is_refused() -> None:

@@ -7,6 +7,8 @@ import pytest
 from tests.deploy.chart import one, pod
 from tests.deploy.kubernetes import VERSIONS, errors, is_restricted
 
+MONITORED = {"serviceMonitor": "always", "prometheusRule": "always"}
+
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_unknown_key_fails_in_every_version(version: str) -> None:
@@ -16,9 +18,9 @@ def test_an_unknown_key_fails_in_every_version(version: str) -> None:
     assert "'imagePolicy' was unexpected" in error
 
 
-@pytest.mark.parametrize("kind", ["ScaledObject", "ServiceMonitor"])
+@pytest.mark.parametrize("kind", ["ScaledObject", "ServiceMonitor", "PrometheusRule"])
 def test_an_unknown_key_of_a_custom_resource_fails(kind: str) -> None:
-    found = one(kind, {"autoscaling": {"keda": {"enabled": True}}, "monitoring": {"serviceMonitor": "always"}})
+    found = one(kind, {"autoscaling": {"keda": {"enabled": True}}, "monitoring": MONITORED})
     assert not errors(found, "1.37")
     found["spec"]["intervall"] = "15s"
     (error,) = errors(found, "1.37")
