@@ -74,6 +74,7 @@ class EncoderServiceServicer:
     def EncodeStream(self, request_iterator, context):
         """Encodes a pipeline of ragged batches. Answers carry the request's id and may overtake each other; one request's
         error is that answer's error and leaves the stream open.
+        Read while you write: the server reads no further while too much is unanswered, or answered and not yet read.
         After the client half-closes, the stream ends OK once everything is answered. When the server drains, or the stream
         is as old as the server allows (5 minutes by default), it stops reading, answers what it has read and ends the
         stream with UNAVAILABLE: send the rest on another stream.

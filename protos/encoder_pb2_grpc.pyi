@@ -43,6 +43,7 @@ class EncoderServiceStub:
     EncodeStream: _grpc.StreamStreamMultiCallable[_encoder_pb2.EncodeStreamRequest, _encoder_pb2.EncodeStreamResponse]
     """Encodes a pipeline of ragged batches. Answers carry the request's id and may overtake each other; one request's
     error is that answer's error and leaves the stream open.
+    Read while you write: the server reads no further while too much is unanswered, or answered and not yet read.
     After the client half-closes, the stream ends OK once everything is answered. When the server drains, or the stream
     is as old as the server allows (5 minutes by default), it stops reading, answers what it has read and ends the
     stream with UNAVAILABLE: send the rest on another stream.
@@ -65,6 +66,7 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
     EncodeStream: _aio.StreamStreamMultiCallable[_encoder_pb2.EncodeStreamRequest, _encoder_pb2.EncodeStreamResponse]  # type: ignore[assignment]
     """Encodes a pipeline of ragged batches. Answers carry the request's id and may overtake each other; one request's
     error is that answer's error and leaves the stream open.
+    Read while you write: the server reads no further while too much is unanswered, or answered and not yet read.
     After the client half-closes, the stream ends OK once everything is answered. When the server drains, or the stream
     is as old as the server allows (5 minutes by default), it stops reading, answers what it has read and ends the
     stream with UNAVAILABLE: send the rest on another stream.
@@ -96,6 +98,7 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_encoder_pb2.EncodeStreamResponse], _abc.AsyncIterator[_encoder_pb2.EncodeStreamResponse]]:
         """Encodes a pipeline of ragged batches. Answers carry the request's id and may overtake each other; one request's
         error is that answer's error and leaves the stream open.
+        Read while you write: the server reads no further while too much is unanswered, or answered and not yet read.
         After the client half-closes, the stream ends OK once everything is answered. When the server drains, or the stream
         is as old as the server allows (5 minutes by default), it stops reading, answers what it has read and ends the
         stream with UNAVAILABLE: send the rest on another stream.

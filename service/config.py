@@ -64,7 +64,10 @@ class Settings:
     max_request_sequences: int = _setting("sequences in one request, at most what the queue holds", default=2048)
     max_request_bytes: int = _setting("bytes in one message to the server", default=16 * 1024 * 1024)
     max_message_bytes: int = _setting("bytes in one answer", default=64 * 1024 * 1024)
-    max_stream_requests: int = _setting("requests of one EncodeStream in flight; more wait unread", default=256)
+    max_stream_requests: int = _setting(
+        "requests of one EncodeStream in flight, which hold at most about --max-message-bytes; more wait unread",
+        default=256,
+    )
     auth_token_file: Path | None = _setting(
         "file of bearer tokens, a line each: <token> [name of its holder]; without it every caller is served",
         default=None,

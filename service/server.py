@@ -34,6 +34,7 @@ from service.loading import load_model
 from service.logs import fields
 from service.metrics import Metrics
 from service.repository import Repository, find_bundles
+from service.servicers.encode_stream import StreamBounds
 from service.servicers.encoder import EncoderServicer
 from service.servicers.health import HealthServicer
 from service.servicers.meter import Instruments
@@ -67,13 +68,10 @@ class Server:
         self.instruments = Instruments(self.metrics)
         self._interceptor = RequestInterceptor(self.instruments, read_callers(settings))
         self._grpc = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
-        encoder = EncoderServicer(
-            self.repository,
-            self.instruments,
-            settings.max_stream_requests,
-            self._draining,
-            _max_stream_seconds(settings),
+        bounds = StreamBounds(
+            settings.max_stream_requests, settings.max_message_bytes, max_seconds=_max_stream_seconds(settings)
         )
+        encoder = EncoderServicer(self.repository, self.instruments, bounds, self._draining)
         add_EncoderServiceServicer_to_server(encoder, self._grpc)
         add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(self.repository), self._grpc)
         add_HealthServicer_to_server(self._health, self._grpc)

@@ -19,6 +19,7 @@ from service.config import Fairness
 from service.interceptors import RequestInterceptor
 from service.metrics import Metrics
 from service.repository import Repository
+from service.servicers.encode_stream import StreamBounds
 from service.servicers.encoder import EncoderServicer
 from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
@@ -71,6 +72,7 @@ async def running(
     fairness: Fairness = "token",
     max_stream_requests: int = 4,
     max_stream_seconds: float | None = None,
+    max_stream_bytes: int = 1024 * 1024,
 ) -> AsyncIterator[Wire]:
     """A server on a free port, stopped at the end."""
     batcher = batcher or FakeBatcher()
@@ -80,7 +82,8 @@ async def running(
     interceptor = RequestInterceptor(instruments, Callers([Token.of(token) for token in tokens], fairness))
     draining = asyncio.Event()
     server = grpc.aio.server(interceptors=[interceptor], options=[("grpc.so_reuseport", 0)])
-    servicer = EncoderServicer(repository, instruments, max_stream_requests, draining, max_stream_seconds)
+    bounds = StreamBounds(max_stream_requests, max_stream_bytes, max_stream_seconds)
+    servicer = EncoderServicer(repository, instruments, bounds, draining)
     add_EncoderServiceServicer_to_server(servicer, server)
     add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(repository), server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

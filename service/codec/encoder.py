@@ -33,6 +33,7 @@ from service.codec.sequences import (
     check_lengths,
     check_number,
     check_vectors,
+    held_bytes,
     spans,
     token_type_bound,
 )
@@ -70,7 +71,8 @@ def decode_request(
     check_number(len(message.lengths), limits, "sequence")
     lengths = list(message.lengths)
     num_tokens = check_lengths(lengths, limits, "sequence")
-    check_answer(_answer_bytes(message, len(lengths), num_tokens, limits), limits)
+    answer_bytes = _answer_bytes(message, len(lengths), num_tokens, limits)
+    check_answer(answer_bytes, limits)
     read = _read_vectors if limits.input_size else _read_tokens
     return Request(
         sequences=tuple(read(message, lengths, num_tokens, limits)),
@@ -79,7 +81,20 @@ def decode_request(
         deadline=deadline,
         priority=PRIORITIES[message.priority],
         caller=caller,
+        num_bytes=held_bytes(message.ByteSize(), len(lengths), num_tokens, answer_bytes, limits),
     )
+
+
+def foreseen_bytes(message: EncodeRequest, limits: Limits) -> int:
+    """What the request of a message will hold, before it is checked; of one that is too large, only the message."""
+    message_bytes = message.ByteSize()
+    num_sequences = len(message.lengths)
+    if num_sequences > limits.max_request_sequences or (num_tokens := sum(message.lengths)) > limits.max_request_tokens:
+        return message_bytes
+    answer_bytes = _answer_bytes(message, num_sequences, num_tokens, limits)
+    if answer_bytes > limits.max_message_bytes:
+        return message_bytes
+    return held_bytes(message_bytes, num_sequences, num_tokens, answer_bytes, limits)
 
 
 def encode_response(
@@ -118,7 +133,8 @@ def _check_options(message: EncodeRequest, limits: Limits) -> None:
 def _answer_bytes(message: EncodeRequest, num_sequences: int, num_tokens: int, limits: Limits) -> int:
     pooled = num_sequences * (message.dimensions or limits.output_size) if message.output in POOLED_OUTPUTS else 0
     tokens = num_tokens * limits.hidden_size if message.output in TOKEN_OUTPUTS else 0
-    return (pooled + tokens) * VECTOR_TYPES[message.vector_type].itemsize + ENVELOPE_BYTES
+    dtype = VECTOR_TYPES.get(message.vector_type, WIRE_FLOAT)
+    return (pooled + tokens) * dtype.itemsize + ENVELOPE_BYTES
 
 
 def _read_tokens(

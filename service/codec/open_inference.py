@@ -38,6 +38,7 @@ from service.codec.sequences import (
     check_lengths,
     check_number,
     check_vectors,
+    held_bytes,
     spans,
     token_type_bound,
 )
@@ -78,13 +79,14 @@ def decode_infer(
     outputs = _outputs(message.outputs, output_names(limits))
     shape = read_shape(message.inputs, limits)
     _check_rectangle(shape, limits)
-    check_answer(_answer_bytes(message, outputs, shape, limits), limits)
+    answer_bytes = _answer_bytes(message, outputs, shape, limits)
+    check_answer(answer_bytes, limits)
     tensors = read_tensors(message, limits)
     is_real = _is_real(tensors.get(MASK), shape)
     rows, columns = np.nonzero(is_real)  # (T,), row after row
     lengths = is_real.sum(axis=1).tolist()
     _check_columns(rows, columns, limits)
-    check_lengths(lengths, limits, "row")
+    num_tokens = check_lengths(lengths, limits, "row")
 
     def locate(index: int) -> str:
         return f"row {rows[index]}, column {columns[index]}"
@@ -96,7 +98,8 @@ def decode_infer(
         token_ids = check_ids(IDS, tensors[IDS][is_real], limits.vocab_size, locate)
         token_types = _token_types(tensors.get(TYPES), is_real, limits, locate)
         sequences = [TokenSequence(token_ids[s], columns[s], token_types[s]) for s in spans(lengths)]
-    request = Request(tuple(sequences), TOKENS in outputs, arrival, deadline, priority, caller)
+    num_bytes = held_bytes(message.ByteSize(), len(sequences), num_tokens, answer_bytes, limits)
+    request = Request(tuple(sequences), TOKENS in outputs, arrival, deadline, priority, caller, num_bytes)
     return InferCall(request, outputs, is_real)
 
 

@@ -14,6 +14,10 @@ from service.errors import InvalidRequestError
 from service.request import Float32Array, Int64Array, Limits
 
 Locate = Callable[[int], str]
+# Of a token's three int64.
+_TOKEN_BYTES = 3 * 8
+# The objects around a sequence's numbers: 420 as decoded, 160 as answered, 120 in the queue. Measured with tracemalloc.
+_SEQUENCE_BYTES = 700
 _UNSIGNED = {np.dtype(f"{order}i{size}"): np.dtype(f"{order}u{size}") for order in "<>" for size in (4, 8)}
 
 
@@ -65,6 +69,12 @@ def check_answer(num_bytes: int, limits: Limits) -> None:
         raise InvalidRequestError(
             f"the answer would take {num_bytes} bytes; the limit is {limits.max_message_bytes}; send fewer sequences"
         )
+
+
+def held_bytes(message_bytes: int, num_sequences: int, num_tokens: int, answer_bytes: int, limits: Limits) -> int:
+    """What a request holds in memory while it is in flight: its message, what is made of it, and its answer."""
+    token_bytes = _TOKEN_BYTES + 4 * limits.input_size
+    return message_bytes + num_sequences * _SEQUENCE_BYTES + num_tokens * token_bytes + answer_bytes
 
 
 def token_type_bound(limits: Limits) -> int:

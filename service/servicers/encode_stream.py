@@ -1,7 +1,8 @@
 """EncodeStream: one reader, a task per message, one writer at a time.
 
-At most `max_requests` messages are in flight; more wait unread, and HTTP/2's flow control holds the client back.
-Answers go out as they come, so they may overtake. The stream ends in one of these ways:
+What is in flight, read and not yet answered, is bounded by number and by bytes; more waits unread, and HTTP/2's flow
+control holds the client back. An answer is in flight until the client has taken it, so one who sends and never reads
+gets no further. Answers go out as they come, so they may overtake. The stream ends in one of these ways:
 
 - the client half-closes: everything outstanding is answered, then OK;
 - the client leaves: gRPC cancels the call's task and the task group cancels every message's;
@@ -15,6 +16,7 @@ A request's own error is its answer and ends nothing.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 from grpc.aio import EOF, InternalError, ServicerContext
@@ -28,25 +30,62 @@ from service.servicers.status import Failure
 MAX_ID_BYTES = 256
 _CANCELLATION_SECONDS = 1.0
 
+Encode = Callable[[EncodeRequest], Awaitable[EncodeResponse]]
 StreamContext = ServicerContext[EncodeStreamRequest, EncodeStreamResponse]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """What one stream may have in flight, and for how long it may read; None is for ever.
+
+    The last message read may go past `max_bytes`, by what one request holds.
+    """
+
+    max_requests: int
+    max_bytes: int
+    max_seconds: float | None = None
+
+
+class _Window:
+    """What one stream has in flight; the one reader waits while it is full."""
+
+    def __init__(self, bounds: StreamBounds) -> None:
+        self._bounds = bounds
+        self._num_requests = 0
+        self._num_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    async def wait_for_room(self) -> None:
+        await self._has_room.wait()
+
+    def add(self, num_requests: int, num_bytes: int) -> None:
+        """Count in what was read, or with negative numbers out what was answered."""
+        self._num_requests += num_requests
+        self._num_bytes += num_bytes
+        if self._num_requests < self._bounds.max_requests and self._num_bytes < self._bounds.max_bytes:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+
+
 class EncodeStreamCall:
-    """One stream, from its first message to its status."""
+    """One stream, from its first message to its status. `size_of` tells what a request will hold, before it is run."""
 
     def __init__(
         self,
         context: StreamContext,
-        encode: Callable[[EncodeRequest], Awaitable[EncodeResponse]],
+        encode: Encode,
+        size_of: Callable[[EncodeRequest], int],
         meter: Meter,
-        max_requests: int,
-        max_seconds: float | None,
+        bounds: StreamBounds,
     ) -> None:
         self._context = context
         self._encode = encode
+        self._size_of = size_of
         self._meter = meter
-        self._permits = asyncio.Semaphore(max_requests)
-        self._max_seconds = max_seconds
+        self._window = _Window(bounds)
+        self._max_seconds = bounds.max_seconds
         self._writing = asyncio.Lock()
         self._ids: set[str] = set()
 
@@ -73,21 +112,23 @@ class EncodeStreamCall:
 
     async def _read(self, answers: asyncio.TaskGroup) -> RequestError | None:
         while True:
-            await self._permits.acquire()
+            await self._window.wait_for_room()
             try:
                 message = await self._context.read()
             except DecodeError:
                 return InvalidRequestError("a message of the stream is not an EncodeStreamRequest")
             if message is EOF:  # type: ignore[comparison-overlap]  # grpc-stubs forgets that read() may end
                 return None
-            answers.create_task(self._answer(message))
+            num_bytes = self._size_of(message.request)
+            self._window.add(1, num_bytes)
+            answers.create_task(self._answer(message, num_bytes))
 
-    async def _answer(self, message: EncodeStreamRequest) -> None:
+    async def _answer(self, message: EncodeStreamRequest, num_bytes: int) -> None:
         try:
             result = await self._meter.measure(self._run(message), self._context)
             await self._write(_response(message.id, result))
         finally:
-            self._permits.release()
+            self._window.add(-1, -num_bytes)
 
     async def _run(self, message: EncodeStreamRequest) -> EncodeResponse:
         if message.id in self._ids:

@@ -8,12 +8,13 @@ from grpc.aio import ServicerContext
 
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceServicer
-from service.codec.encoder import decode_request, encode_response
+from service.codec.encoder import decode_request, encode_response, foreseen_bytes
+from service.errors import RequestError
 from service.logs import name_model
 from service.repository import Repository
 from service.request import Limits
 from service.servicers.call import Call, arrival_and_deadline, caller
-from service.servicers.encode_stream import EncodeStreamCall, StreamContext
+from service.servicers.encode_stream import EncodeStreamCall, StreamBounds, StreamContext
 from service.servicers.meter import Instruments, Meter
 
 
@@ -21,17 +22,11 @@ class EncoderServicer(EncoderServiceServicer):
     """Answers from the repository's models. `draining` ends the streams, which would outlast any drain."""
 
     def __init__(
-        self,
-        repository: Repository,
-        instruments: Instruments,
-        max_stream_requests: int,
-        draining: asyncio.Event,
-        max_stream_seconds: float | None = None,
+        self, repository: Repository, instruments: Instruments, bounds: StreamBounds, draining: asyncio.Event
     ) -> None:
         self._repository = repository
-        self._max_stream_requests = max_stream_requests
+        self._stream_bounds = bounds
         self._draining = draining
-        self._max_stream_seconds = max_stream_seconds
         self._stream_meter = Meter(instruments, "EncodeStream")
 
     async def Encode(
@@ -47,9 +42,9 @@ class EncoderServicer(EncoderServiceServicer):
         call = EncodeStreamCall(
             context,
             lambda message: self._encode(message, context),
+            self._foreseen_bytes,
             self._stream_meter,
-            self._max_stream_requests,
-            self._max_stream_seconds,
+            self._stream_bounds,
         )
         await call.serve(self._draining)
 
@@ -87,6 +82,13 @@ class EncoderServicer(EncoderServiceServicer):
         request = decode_request(message, model.limits, arrival=arrival, deadline=deadline, caller=caller.get())
         await model.batcher.submit(request)
         return encode_response(message, request, model.limits, version=model.version, now=time.monotonic())
+
+    def _foreseen_bytes(self, message: pb.EncodeRequest) -> int:
+        try:
+            limits = self._repository.get(message.model, message.version).limits
+        except RequestError:  # is its answer, in a moment
+            return message.ByteSize()
+        return foreseen_bytes(message, limits)
 
 
 def _limits(limits: Limits) -> pb.Limits:

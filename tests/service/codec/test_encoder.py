@@ -22,7 +22,7 @@ from protos.encoder_pb2 import (
     EncodeRequest,
     EncodeResponse,
 )
-from service.codec.encoder import decode_request, encode_response
+from service.codec.encoder import decode_request, encode_response, foreseen_bytes
 from service.errors import InvalidRequestError
 from service.request import Encoding, Limits, Priority, Request
 
@@ -188,6 +188,35 @@ def test_an_answer_that_would_not_fit_is_refused_before_it_is_computed(output: i
         InvalidRequestError, match=f"would take {num_bytes + 512} bytes; the limit is {num_bytes + 511}"
     ):
         decode(message, Limits(100, 2, 4, 4, 6, 5, 20, 4096, max_message_bytes=num_bytes + 511))
+
+
+@pytest.mark.parametrize(
+    ("output", "answer_bytes"),
+    [(OUTPUT_POOLED, 2 * 4 * 4), (OUTPUT_TOKENS, 5 * 4 * 4), (OUTPUT_POOLED_AND_TOKENS, 7 * 4 * 4)],
+)
+def test_a_request_holds_its_message_what_is_made_of_it_and_its_answer(output: int, answer_bytes: int) -> None:
+    message = message_of([[1, 2, 3], [4, 5]], output=output)
+
+    # 700 for the objects of a sequence, three int64 a token, 512 around an answer.
+    expected = len(message.SerializeToString()) + 2 * 700 + 5 * 24 + answer_bytes + 512
+    assert decode(message).num_bytes == expected
+    assert foreseen_bytes(message, LIMITS) == expected
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        message_of([[1]], lengths=[1] * 6),
+        message_of([[1]], lengths=[21]),
+        message_of([[1]], dimensions=2000),
+    ],
+)
+def test_of_a_message_too_large_to_pass_only_itself_is_foreseen(message: EncodeRequest) -> None:
+    assert foreseen_bytes(message, LIMITS) == len(message.SerializeToString())
+
+
+def test_a_message_that_is_wrong_in_another_way_is_foreseen_all_the_same() -> None:
+    assert foreseen_bytes(message_of([[1]], vector_type=9, output=9), LIMITS) > 0
 
 
 def test_half_width_and_fewer_dimensions_make_the_answer_smaller() -> None:

@@ -309,6 +309,14 @@ def test_an_answer_that_would_not_fit_is_refused_before_the_rectangle_is_read(ra
     )
 
 
+def test_a_request_holds_its_message_what_is_made_of_it_and_its_answer() -> None:
+    message = message_of([[1, 2, 0], [3, 0, 0]], [[1, 1, 0], [1, 0, 0]], outputs=["last_hidden_state"])
+
+    # 700 for the objects of a sequence, three int64 a token; the answer has all 6 cells, and 6 bytes of id.
+    expected = len(message.SerializeToString()) + 2 * 700 + 3 * 24 + 6 * 3 * 4 + 6 + 1024
+    assert decode(message).request.num_bytes == expected
+
+
 def test_a_model_without_token_types_takes_only_zeros() -> None:
     limits = Limits(100, 0, 3, 3, 6, 4, 16, 4096, 4096)
     decode(message_of([[1]], types=[[0]]), limits)

@@ -104,6 +104,14 @@ def test_the_open_protocol_keeps_the_real_vectors_and_their_columns(raw: bool) -
     assert [sequence.position_ids.tolist() for sequence in request.sequences] == [[0, 2], [2]]
 
 
+def test_a_request_holds_its_vectors_beside_its_message() -> None:
+    message = typed([[A, B], [C]])
+
+    # 700 for the objects of a sequence; of a token three int64 and its vector; the answer, and 512 around it.
+    answer_bytes = 2 * LIMITS.output_size * 4 + 512
+    assert decode(message).num_bytes == len(message.SerializeToString()) + 2 * 700 + 3 * (24 + 2 * 4) + answer_bytes
+
+
 def test_without_a_mask_every_vector_is_real() -> None:
     request = decode(infer([[A, B], [C, A]]))
 

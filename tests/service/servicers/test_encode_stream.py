@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 
 import grpc
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from grpc.aio import EOF
 
-from protos.encoder_pb2 import EncodeStreamRequest, EncodeStreamResponse
-from tests.fakes import pooled_vector
+from protos.encoder_pb2 import OUTPUT_TOKENS, EncodeStreamRequest, EncodeStreamResponse
+from protos.encoder_pb2_grpc import EncoderServiceStub
+from protos.open_inference_pb2 import ServerLiveRequest
+from tests.fakes import LIMITS, FakeBatcher, fake_model, fake_repository, pooled_vector
 from tests.wire import StreamCall, Wire, encode_request, receive, running, send
 
 INVALID, INTERNAL = (code.value[0] for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL))
@@ -98,6 +101,58 @@ async def test_no_more_than_the_limit_is_in_flight(wire: Wire) -> None:
     assert len(wire.batcher.requests) == 4 + 1
     held.set()
     assert {(await receive(call)).id for _ in range(6)} == set("012345")
+
+
+async def test_a_client_that_never_reads_gets_no_further() -> None:
+    limits = dataclasses.replace(LIMITS, max_sequence_tokens=4096, max_request_tokens=4096)
+    repository = fake_repository(fake_model(batcher := FakeBatcher(), limits=limits))
+    # What a client's gRPC takes before it is asked for: fixed at 64 KiB here, where it would grow to megabytes.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024)]
+    async with (
+        running(repository, batcher=batcher, max_stream_requests=256, max_stream_bytes=256 * 1024) as wire,
+        grpc.aio.insecure_channel(wire.target, options) as channel,
+    ):
+        call = EncoderServiceStub(channel).EncodeStream()
+
+        async def send_all() -> None:
+            for number in range(30):
+                await send(call, str(number), [[1] * 4096], output=OUTPUT_TOKENS)  # an answer is 96 KiB
+            await call.done_writing()
+
+        sending = asyncio.create_task(send_all())
+        await batcher.wait_for_requests(2)
+        for _ in range(60):  # round trips, in each of which the server could have read a message of the stream
+            await wire.inference.ServerLive(ServerLiveRequest())
+        num_run = len(batcher.requests)
+        assert {answer.id async for answer in call} == {str(number) for number in range(30)}
+        await sending
+
+    # Two fill the window. Whatever gRPC's buffers on either side take, 64 KiB and a message each, makes room for more.
+    assert num_run <= 5
+
+
+async def test_one_request_may_hold_more_than_a_stream_if_it_is_alone() -> None:
+    async with running(max_stream_bytes=1) as wire:
+        call = wire.encoder.EncodeStream()
+        for name in "abc":
+            await send(call, name, [[1]])
+
+        assert [(await receive(call)).id for _ in "abc"] == ["a", "b", "c"]
+
+
+async def test_what_is_refused_makes_room_as_well() -> None:
+    async with running(max_stream_bytes=1) as wire:
+        call = wire.encoder.EncodeStream()
+        for name, fields in (("a", {"model": "x"}), ("b", {"dimensions": 7}), ("c", {"output": 9}), ("d", {})):
+            await send(call, name, [[1]], **fields)
+
+        answers = [await receive(call) for _ in "abcd"]
+    assert [(answer.id, answer.WhichOneof("result")) for answer in answers] == [
+        ("a", "error"),
+        ("b", "error"),
+        ("c", "error"),
+        ("d", "response"),
+    ]
 
 
 async def test_after_the_client_half_closes_all_answers_come_and_then_ok(wire: Wire) -> None:
