@@ -29,6 +29,11 @@ def load_of(one: Request) -> Bounds:
     return Bounds(one.num_tokens, len(one.sequences), 1, one.num_bytes)
 
 
+def is_simple(one: Request) -> bool:
+    """Whether nothing but its arrival tells how urgent it is."""
+    return one.deadline is None and len(one.sequences) == 1
+
+
 @dataclass(eq=False)
 class Tracked:
     """A request as the outside knows it."""
@@ -60,7 +65,8 @@ class AnyInterleaving(RuleBasedStateMachine):
 
     @rule(
         lengths=strategies.lists(strategies.integers(1, 15), min_size=1, max_size=6),
-        patience=strategies.none() | strategies.floats(0.1, 200.0),
+        # Many between what one sequence takes and what two together take: there company makes late.
+        patience=strategies.none() | strategies.floats(2.0, 20.0) | strategies.floats(0.1, 200.0),
         priority=strategies.sampled_from(Priority),
         caller=strategies.sampled_from(["", "a", "b", "heavy"]),
         num_bytes=strategies.integers(0, 40),
@@ -157,6 +163,8 @@ class AnyInterleaving(RuleBasedStateMachine):
                 work = sum(COST.share(sequence.num_tokens) for sequence in other.request.sequences)
                 moment = other.request.arrival + PATIENCE_SECONDS + SPREAD * work
                 assert moment >= head.request.arrival, "a later request of the same caller passes one past its moment"
+                if is_simple(head.request) and is_simple(other.request):
+                    assert other.request.arrival >= head.request.arrival, "not in the order of arrival"
 
     @precondition(lambda self: self.runs)
     @rule(data=strategies.data())
@@ -283,3 +291,40 @@ class TwoFlood(RuleBasedStateMachine):
 
 TestTwoFlood = TwoFlood.TestCase
 TestTwoFlood.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+class EveryClassFloods(RuleBasedStateMachine):
+    """All three classes always have work waiting, of any lengths: the lower two wait, but not for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Scheduler(
+            CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1
+        )
+        self.since_start = dict.fromkeys(Priority, 0)
+
+    @rule(
+        priority=strategies.sampled_from(Priority),
+        lengths=strategies.lists(strategies.integers(1, 15), min_size=1, max_size=8),
+    )
+    def put(self, priority: Priority, lengths: list[int]) -> None:
+        self.queue.put(request(*lengths, priority=priority), 0.0)
+
+    @rule(num_batches=strategies.integers(1, 2 * AGEING_BATCHES))
+    def take(self, num_batches: int) -> None:
+        for _ in range(num_batches):
+            for priority in Priority:
+                self.queue.put(request(7, 7, priority=priority), 0.0)
+            decision = self.queue.take(0.0)
+            self.queue.finish(decision)
+            for priority in Priority:
+                self.since_start[priority] += 1
+            self.since_start[decision.batch[0].request.priority] = 0
+
+    @invariant()
+    def nobody_starves(self) -> None:
+        assert max(self.since_start.values()) <= AGEING_BATCHES + 2
+
+
+TestEveryClassFloods = EveryClassFloods.TestCase
+TestEveryClassFloods.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
