@@ -38,13 +38,14 @@ def alerting_rules() -> list[Rule]:
     return [Rule(rule["alert"], rule["expr"], rule["labels"], rule["annotations"]) for rule in _rules(ALERTS)]
 
 
-def exported_names() -> set[str]:
-    """Every name that a scrape of the server brings, from the code that exports it."""
+def exported_names(label: str | None = None) -> set[str]:
+    """Every name that a scrape of the server brings, from the code that exports it; only those with a label."""
     metrics = Metrics(CollectorRegistry())
     metrics.declare_requests(["Encode"], ["OK"], ["internal"])
     metrics.of_model("m", "1").set_info("CPUExecutionProvider", "fp32", "d", "cpu")
     samples = [sample for family in metrics.registry.collect() for sample in family.samples]
-    return _OF_A_SCRAPE | {sample.name for sample in samples if not sample.name.endswith("_created")}
+    named = {sample.name for sample in samples if label is None or label in sample.labels}
+    return {name for name in named if not name.endswith("_created")} | (_OF_A_SCRAPE if label is None else set())
 
 
 def need(program: str) -> str:

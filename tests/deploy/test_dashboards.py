@@ -1,0 +1,139 @@
+"""The dashboards as files: current, complete, and true to what the server exports."""
+
+import re
+from itertools import combinations
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.grafana.__main__ import DASHBOARDS, DIRECTORY, path_of, text_of
+from deploy.grafana.panels import Dashboard, Panel, Row, places, to_json
+from tests.deploy.prometheus_files import ROOT, exported_names, recording_rules
+from tests.deploy.promql import plain, selectors
+
+PANELS = [(dashboard, panel) for dashboard in DASHBOARDS for panel in dashboard.panels]
+each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
+each_panel = pytest.mark.parametrize(
+    ("dashboard", "panel"), PANELS, ids=[f"{dashboard.uid}: {panel.title}" for dashboard, panel in PANELS]
+)
+OF_OTHERS = {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"}  # NVIDIA's exporter, where there is a GPU
+RECORDED = {rule.name for rule in recording_rules()}
+# Grafana's names: https://grafana.com/docs/grafana/latest/panels-visualizations/configure-standard-options
+UNITS = {"s", "bytes", "decmbytes", "percent", "percentunit", "reqps", "ops", "short", "none"}
+
+
+@each_dashboard
+def test_the_committed_file_is_current(dashboard: Dashboard) -> None:
+    assert path_of(dashboard).read_text() == text_of(dashboard), "run python -m deploy.grafana"
+
+
+def test_no_file_is_without_its_dashboard() -> None:
+    assert set(DIRECTORY.iterdir()) == {path_of(dashboard) for dashboard in DASHBOARDS}
+
+
+def test_each_dashboard_has_an_address_of_its_own() -> None:
+    assert len({dashboard.uid for dashboard in DASHBOARDS}) == len({d.title for d in DASHBOARDS}) == 3
+
+
+@each_dashboard
+def test_data_source_namespace_job_and_model_are_chosen_and_nothing_is_edited(dashboard: Dashboard) -> None:
+    json = to_json(dashboard)
+    variables = {variable["name"]: variable for variable in json["templating"]["list"]}
+    assert list(variables) == ["datasource", "namespace", "job", "model"]
+    for name in ("namespace", "job", "model"):
+        assert variables[name]["includeAll"]
+        assert variables[name]["datasource"]["uid"] == "${datasource}"
+    assert json["editable"] is False
+    for panel in json["panels"]:
+        targets: list[dict[str, Any]] = panel.get("targets", [])
+        assert (panel["type"] == "row") == (not targets)
+        assert all(part["datasource"]["uid"] == "${datasource}" for part in (panel, *targets) if targets)
+
+
+@each_dashboard
+def test_ids_are_unique(dashboard: Dashboard) -> None:
+    ids = [panel["id"] for panel in to_json(dashboard)["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+@each_dashboard
+def test_titles_are_unique(dashboard: Dashboard) -> None:
+    titles = [panel.title for panel in dashboard.panels]
+    assert len(set(titles)) == len(titles)
+
+
+@each_dashboard
+def test_panels_stand_on_the_grid_under_their_heading_and_not_on_each_other(dashboard: Dashboard) -> None:
+    placed = places(dashboard)
+    assert isinstance(placed[0][0], Row)
+    assert sum(isinstance(one, Panel) for one, _ in placed) == len(dashboard.panels)
+    for _, place in placed:
+        assert place["x"] + place["w"] <= 24
+    for (_, a), (_, b) in combinations(placed, 2):
+        is_beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        assert is_beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+
+
+@each_panel
+def test_a_panel_says_what_it_shows_and_in_which_unit(dashboard: Dashboard, panel: Panel) -> None:
+    assert panel.unit in UNITS
+    assert re.fullmatch(r"[A-Z].{20,}\.", panel.description)
+    assert panel.queries
+
+
+@each_panel
+def test_a_query_reads_only_what_is_exported_or_recorded(dashboard: Dashboard, panel: Panel) -> None:
+    for query in panel.queries:
+        assert {selector.name for selector in selectors(plain(query.expression))} <= (
+            exported_names() | RECORDED | OF_OTHERS
+        )
+
+
+@each_panel
+def test_a_query_reads_what_was_chosen(dashboard: Dashboard, panel: Panel) -> None:
+    for query in panel.queries:
+        for selector in selectors(plain(query.expression)):
+            assert 'namespace=~"NAMESPACE"' in selector.matchers
+            assert selector.name in OF_OTHERS or 'job=~"JOB"' in selector.matchers
+            is_of_a_model = selector.name in _of_models()
+            assert ('model=~"MODEL"' in selector.matchers) == is_of_a_model
+
+
+@each_panel
+def test_counters_are_asked_for_their_growth_within_grafanas_interval(dashboard: Dashboard, panel: Panel) -> None:
+    for query in panel.queries:
+        raw = re.sub(r"\w+:\w+:\w+\{[^}]*\}(\[\w+\])?", "recorded", query.expression)
+        counted = re.findall(r"\b\w+_(?:total|count|sum|bucket)\{", raw)
+        grown = re.findall(r"(?:rate|increase)\(\w+\{[^}]*\}\[\$__rate_interval\]\)", raw)
+        assert len(counted) == len(grown)
+        assert "[" not in raw.replace("[$__rate_interval]", "")
+
+
+def test_what_the_runbooks_tell_to_look_at_is_there() -> None:
+    text = (ROOT / "deploy" / "README.md").read_text()
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", text))
+    assert named
+    assert named <= {panel.title for _, panel in PANELS}
+
+
+def test_what_the_alerts_tell_to_look_at_is_there() -> None:
+    alerts = (ROOT / "deploy" / "prometheus" / "rules" / "alerts.yml").read_text()
+    named = set(re.findall(r"panel ([A-Z][a-z]+(?: [a-z]+)*?)(?= over| against|:|,|\.)", alerts))
+    assert named
+    assert named <= {panel.title for _, panel in PANELS}
+    titles = {dashboard.title.removeprefix("mhsa-serve: ") for dashboard in DASHBOARDS}
+    assert set(re.findall(r"dashboard ([A-Z]\w+)", alerts)) <= titles
+
+
+def test_grafana_is_told_where_data_and_dashboards_are() -> None:
+    provisioning = DIRECTORY.parent / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "mhsa-serve.yml").read_text())["providers"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    assert (provider["type"], provider["options"]["path"]) == ("file", "/var/lib/grafana/dashboards")
+
+
+def _of_models() -> set[str]:
+    """The names whose series have the label model, from the code that exports them."""
+    return exported_names(label="model")
