@@ -70,14 +70,14 @@ class GRPCInferenceServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ServerLive(self, request, context):
-        """Whether the process runs.
+        """Whether the process is worth keeping: false once an engine is dead, which also ends the process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Whether every model is loaded, verified and warm, and the server is not draining.
+        """Whether every model is loaded, verified and warm, every engine works, and the server is not draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

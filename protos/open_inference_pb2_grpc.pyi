@@ -35,9 +35,9 @@ class GRPCInferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GRPCInferenceServiceAsyncStub: ...
     ServerLive: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ServerLiveRequest, _open_inference_pb2.ServerLiveResponse]
-    """Whether the process runs."""
+    """Whether the process is worth keeping: false once an engine is dead, which also ends the process."""
     ServerReady: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ServerReadyRequest, _open_inference_pb2.ServerReadyResponse]
-    """Whether every model is loaded, verified and warm, and the server is not draining."""
+    """Whether every model is loaded, verified and warm, every engine works, and the server is not draining."""
     ModelReady: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelReadyRequest, _open_inference_pb2.ModelReadyResponse]
     """Whether one model is ready. NOT_FOUND for a model that is not served."""
     ServerMetadata: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ServerMetadataRequest, _open_inference_pb2.ServerMetadataResponse]
@@ -51,9 +51,9 @@ class GRPCInferenceServiceStub:
 class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ServerLive: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ServerLiveRequest, _open_inference_pb2.ServerLiveResponse]  # type: ignore[assignment]
-    """Whether the process runs."""
+    """Whether the process is worth keeping: false once an engine is dead, which also ends the process."""
     ServerReady: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ServerReadyRequest, _open_inference_pb2.ServerReadyResponse]  # type: ignore[assignment]
-    """Whether every model is loaded, verified and warm, and the server is not draining."""
+    """Whether every model is loaded, verified and warm, every engine works, and the server is not draining."""
     ModelReady: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelReadyRequest, _open_inference_pb2.ModelReadyResponse]  # type: ignore[assignment]
     """Whether one model is ready. NOT_FOUND for a model that is not served."""
     ServerMetadata: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ServerMetadataRequest, _open_inference_pb2.ServerMetadataResponse]  # type: ignore[assignment]
@@ -70,7 +70,7 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _open_inference_pb2.ServerLiveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.ServerLiveResponse, _abc.Awaitable[_open_inference_pb2.ServerLiveResponse]]:
-        """Whether the process runs."""
+        """Whether the process is worth keeping: false once an engine is dead, which also ends the process."""
 
     @_abc_1.abstractmethod
     def ServerReady(
@@ -78,7 +78,7 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _open_inference_pb2.ServerReadyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.ServerReadyResponse, _abc.Awaitable[_open_inference_pb2.ServerReadyResponse]]:
-        """Whether every model is loaded, verified and warm, and the server is not draining."""
+        """Whether every model is loaded, verified and warm, every engine works, and the server is not draining."""
 
     @_abc_1.abstractmethod
     def ModelReady(

@@ -65,15 +65,21 @@ class Repository:
         self._models[model.name][int(model.version)] = model
 
     @property
+    def is_alive(self) -> bool:
+        """No loaded model's engine is dead."""
+        return all(model.batcher.is_alive for model in self.models)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Every loaded model's engine works."""
+        return all(model.batcher.is_healthy for model in self.models)
+
+    @property
     def is_ready(self) -> bool:
         """Every model found is loaded and healthy, and the server is staying."""
         found = [model for versions in self._models.values() for model in versions.values()]
         is_staying = not (self.is_lame_duck or self.is_draining)
-        return (
-            is_staying
-            and bool(found)
-            and all(model and model.batcher.is_alive and model.batcher.is_healthy for model in found)
-        )
+        return is_staying and bool(found) and all(found) and self.is_alive and self.is_healthy
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether one model is loaded and healthy, and the server is staying. Raises `NotFoundError`."""
@@ -96,7 +102,8 @@ class Repository:
     def get(self, name: str, version: str = "") -> Model:
         """The model that a request names: an empty name means the only one, an empty version the highest.
 
-        Raises `InvalidRequestError`, `NotFoundError`, or `UnavailableError` (loading, draining, dead engine).
+        Raises `InvalidRequestError`, `NotFoundError`, or `UnavailableError` (loading, draining, an engine that is dead
+        or does not work).
         """
         name, versions = self._find(name)
         if version and not VERSION.fullmatch(version):

@@ -41,9 +41,7 @@ from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
 from service.servicers.reflection import reflection_servicer
 
-# "" is what a probe asks for when it names no service.
 HEALTH_NAMES = (
-    "",
     encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name,
     open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
@@ -62,7 +60,6 @@ class Server:
         self.metrics = Metrics(CollectorRegistry())
         self.repository = Repository(self._bundles)
         self.is_dead = asyncio.Event()
-        self._telling: asyncio.Future[None] | None = None
         self._draining = asyncio.Event()
         self._health = HealthServicer(HEALTH_NAMES)
         self.instruments = Instruments(self.metrics)
@@ -107,13 +104,13 @@ class Server:
                 bundle, self._settings, self.metrics, on_health=self._on_health, on_death=self.is_dead.set
             )
             self.repository.add(model)
-        await self._health.set_serving(True)
+        self._health.set_serving(True)
         log.info("serving %d models", len(self._bundles), extra=fields(event="serving"))
 
     async def announce_end(self) -> None:
         """Say NOT_SERVING, and serve on."""
         self.repository.is_lame_duck = True
-        await self._health.set_serving(False)
+        self._health.set_serving(False)
 
     async def drain(self) -> None:
         """Serve on for a while, then refuse, and wait for what was accepted."""
@@ -142,7 +139,7 @@ class Server:
 
     def _on_health(self, _is_healthy: bool) -> None:
         """One model's engine failed its test, or works again; health is that of all of them."""
-        self._telling = asyncio.ensure_future(self._health.set_serving(self.repository.is_ready))
+        self._health.set_healthy(self.repository.is_healthy)
 
 
 async def serve(server: Server) -> int:

@@ -35,8 +35,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         self._version = _installed_version()
 
     async def ServerLive(self, _request: pb.ServerLiveRequest, _context: _Context) -> pb.ServerLiveResponse:
-        """Whether the process runs."""
-        return pb.ServerLiveResponse(live=True)
+        """Whether the process is worth keeping: it is, unless an engine is dead."""
+        return pb.ServerLiveResponse(live=self._repository.is_alive)
 
     async def ServerReady(self, _request: pb.ServerReadyRequest, _context: _Context) -> pb.ServerReadyResponse:
         """Whether every model can serve."""

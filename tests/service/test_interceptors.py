@@ -100,8 +100,8 @@ async def test_health_is_neither_authenticated_nor_counted() -> None:
     server = grpc.aio.server(
         interceptors=[RequestInterceptor(Instruments(metrics), Callers(map(Token.of, TOKENS), "token"))]
     )
-    health = HealthServicer([""])
-    await health.set_serving(True)
+    health = HealthServicer([])
+    health.set_serving(True)
     add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -15,9 +15,10 @@ from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service import loading
 from service.config import Settings
-from service.engine import Engine
-from service.errors import StartupError
+from service.engine import Engine, Outputs
+from service.errors import EngineError, StartupError
 from service.server import Server, serve
+from service.supervisor import MAX_FAULTS
 
 HELLO = pb.EncodeRequest(token_ids=np.array([1, 2, 3], "<i4").tobytes(), lengths=[3])
 
@@ -44,6 +45,37 @@ async def test_a_dead_engine_ends_the_process_with_an_error(tiny_bundle: Path, m
     assert "division" not in (failed.value.details() or ""), "the exception's text stays in the log"
     assert await process == 1
     await server.stop()
+
+
+async def test_an_engine_that_does_not_work_is_told_by_the_services_and_not_by_the_process(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(settings(tiny_bundle))
+    await server.start()
+    await server.load()
+
+    def fail(*_: object, **__: object) -> Outputs:
+        raise EngineError("broken")
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        health, stub = HealthStub(channel), EncoderServiceStub(channel)
+        watch = health.Watch(HealthCheckRequest(service="mhsa.encoder.v1.EncoderService"))
+        assert (await watch.read()).status == HealthCheckResponse.SERVING
+        with monkeypatch.context() as broken:
+            broken.setattr(Engine, "run", fail)
+            failed = [await stub.Encode(HELLO, timeout=10).code() for _ in range(MAX_FAULTS)]
+            assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
+            process = await health.Check(HealthCheckRequest())
+            refused = await stub.Encode(HELLO, timeout=10).code()
+        assert (await watch.read()).status == HealthCheckResponse.SERVING  # it has passed its test
+        watch.cancel()
+        answer = await stub.Encode(HELLO, timeout=10)
+    await server.stop()
+
+    assert failed == [grpc.StatusCode.INTERNAL] * MAX_FAULTS
+    assert process.status == HealthCheckResponse.SERVING
+    assert refused == grpc.StatusCode.UNAVAILABLE
+    assert len(answer.pooled) == 32 * 4
 
 
 async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:

@@ -161,6 +161,27 @@ async def test_a_server_whose_model_still_loads_is_live_and_not_ready() -> None:
         assert not (await wire.inference.ModelReady(ModelReadyRequest(name="slow"))).ready
 
 
+async def test_an_engine_that_does_not_work_is_not_ready_and_the_server_lives() -> None:
+    async with running() as wire:
+        wire.batcher.is_healthy = False
+        assert (await wire.inference.ServerLive(ServerLiveRequest())).live
+        assert not (await wire.inference.ServerReady(ServerReadyRequest())).ready
+        assert not (await wire.inference.ModelReady(ModelReadyRequest(name="fake"))).ready
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await wire.inference.ModelInfer(infer_request([[1]]))
+        wire.batcher.is_healthy = True
+        assert (await wire.inference.ServerReady(ServerReadyRequest())).ready
+
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_whose_engine_is_dead_is_not_live() -> None:
+    async with running() as wire:
+        wire.batcher.is_alive = False
+        assert not (await wire.inference.ServerLive(ServerLiveRequest())).live
+        assert not (await wire.inference.ServerReady(ServerReadyRequest())).ready
+
+
 async def test_no_model_is_ready_while_the_server_drains() -> None:
     async with running() as wire:
         wire.repository.is_draining = True
