@@ -122,7 +122,7 @@ def _make_rows(options: argparse.Namespace, work: Path, console: Console) -> tup
             console.print(f"made {name}: {time.monotonic() - started:.0f} s")
     has_token_types = bundle.manifest.type_vocab_size > 0
     engines = {
-        name: Engine(graph, num_cpus=available_cpus(), has_token_types=has_token_types)
+        name: Engine(graph, num_runners=available_cpus(), has_token_types=has_token_types)
         for name, graph in graphs.items()
     }
     rows = {

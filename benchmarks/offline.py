@@ -45,7 +45,7 @@ def open_engines(packed: Path, padded: Path, manifest: Manifest) -> None:
     """Prepare this process: it is stopped by its parent, not by Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name, path, kind in (("packed", packed, Engine), ("padded", padded, PaddedEngine)):
-        _engines[name] = kind(path, num_cpus=available_cpus(), has_token_types=manifest.type_vocab_size > 0)
+        _engines[name] = kind(path, num_runners=available_cpus(), has_token_types=manifest.type_vocab_size > 0)
 
 
 def padded_difference(sequences: Batch) -> float:

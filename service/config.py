@@ -48,6 +48,9 @@ class Settings:
         default="auto",
     )
     threads: int = _setting("CPU threads for inference; 0 takes the container's quota", default=0)
+    runners: int = _setting(
+        "runs that go on at once and share the threads, on a CPU; 0 takes what is fastest, measured at load", default=0
+    )
     max_batch_tokens: int = _setting(
         "tokens in one run; 0 takes the smallest at this model's best rate, measured at load", default=0
     )
@@ -115,6 +118,7 @@ _RANGES = {
     "grpc_port": (0, 65535),
     "metrics_port": (0, 65535),
     "threads": (0, 1024),
+    "runners": (0, 1024),
     "max_batch_tokens": (0, _MOST),
     "max_queued_tokens": (1, _MOST),
     "max_queued_sequences": (1, _MOST),

@@ -2,34 +2,15 @@
 
     seconds = per_run + per_token * T + per_pair * B * S^2
 
-Everything but attention runs on T rows; attention sees B x S slots and compares each with S. The three numbers are
-fitted to a small grid of runs when a model is loaded, which also warms it. From the same grid comes the token budget:
-the smallest batch at which the rate is within 3% of the best. A larger batch only adds latency: on two CPU cores MiniLM
-reaches its plateau between 128 and 256 tokens and falls off it again past 512.
-
-Machines are shared and noisy, and a disturbance lasts longer than a run. So the grid is gone through several times, and
-of each shape the fastest run counts: what it takes to be wrong about a shape is a disturbance in every round.
+Everything but attention runs on T rows; attention sees B x S slots and compares each with S. `calibration.py` measures
+the runs that the three numbers are fitted to.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from service.packing import PackedBatch, pack
-from service.request import TokenSequence
-
-# Enough for a CPU's plateau; a device whose rate still rises at the last is tried with more.
-_BUDGETS = (16, 32, 64, 128, 256, 512)
-_MAX_BUDGET = 16384
-_SHORT_TOKENS = 16
-# From here on also as one sequence: the same tokens at another length tell the quadratic term apart.
-_LEAST_LONG_TOKENS = 64
-_PLATEAU = 0.97
-_ROUNDS = 5
-# A coarse clock may see no time pass; no run is faster than this.
-_LEAST_SECONDS = 1e-6
 # How far from the others a column must stand, of length 1, to tell anything of its own.
 _RANK_TOLERANCE = 1e-6
 
@@ -51,13 +32,6 @@ class CostModel:
         return self.per_token * num_tokens + self.per_pair * num_tokens * num_tokens
 
 
-class Shape(NamedTuple):
-    """Of a run of the grid: so many sequences, all of one length."""
-
-    num_sequences: int
-    length: int
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measured run."""
@@ -68,52 +42,7 @@ class Sample:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """The fitted model, its largest relative error on the grid, and the measured token budget."""
-
-    cost: CostModel
-    worst_error: float
-    max_batch_tokens: int
-
-
-def calibrate(
-    run: Callable[[PackedBatch], object],
-    clock: Callable[[], float],
-    max_sequence_tokens: int,
-    limit_seconds: float = 4.0,
-    *,
-    input_size: int = 0,
-) -> Calibration:
-    """Measure the grid in rounds, smallest runs first, then larger ones while the rate rises, until the time is up.
-
-    A model with an `input_size` is given vectors.
-
-    The time is looked at between runs, so it is passed by one run at most; the first is always made.
-    """
-    stop_at = clock() + limit_seconds
-    short = min(_SHORT_TOKENS, max_sequence_tokens)
-    shapes = list(_shapes(short, max_sequence_tokens))
-    fastest: dict[Shape, float] = {}
-    for _ in range(_ROUNDS):
-        _measure(run, clock, stop_at, shapes, fastest, input_size)
-    while clock() < stop_at and _still_rises(fastest, short):
-        longer = Shape(2 * max(fastest).num_sequences, short)
-        for _ in range(_ROUNDS):
-            _measure(run, clock, stop_at, [longer], fastest, input_size)
-    samples = [Sample(b, b * length, length, seconds) for (b, length), seconds in fastest.items()]
-    cost = fit(samples)
-    errors = [abs(cost.seconds(s.num_sequences, s.num_tokens, s.longest) / s.seconds - 1) for s in samples]
-    return Calibration(cost, max(errors), plateau([s for s in samples if s.longest == short]))
-
-
-def plateau(samples: list[Sample]) -> int:
-    """The fewest tokens whose rate is within 3% of the best."""
-    best = max(map(_rate, samples))
-    return min(sample.num_tokens for sample in samples if _rate(sample) >= _PLATEAU * best)
-
-
-def fit(samples: list[Sample]) -> CostModel:
+def fit(samples: Sequence[Sample]) -> CostModel:
     """Least squares on relative errors, with no coefficient below 0: the worst negative one is left out, then again.
 
     What the samples cannot tell apart goes to the tokens: a run of one shape says nothing of a fixed cost, and
@@ -133,49 +62,3 @@ def fit(samples: list[Sample]) -> CostModel:
             coefficients[used] = found
             return CostModel(*coefficients.tolist())
         used.pop(int(found.argmin()))
-
-
-def _shapes(short: int, max_sequence_tokens: int) -> Iterator[Shape]:
-    for budget in _BUDGETS:
-        yield Shape(max(1, budget // short), short)
-        if max(_LEAST_LONG_TOKENS, short + 1) <= budget <= max_sequence_tokens:
-            yield Shape(1, budget)
-
-
-def _still_rises(fastest: dict[Shape, float], short: int) -> bool:
-    """Whether the largest of the short runs has the best rate, and a larger one is allowed."""
-    rates = {shape.num_sequences: shape.num_sequences / s for shape, s in fastest.items() if shape.length == short}
-    largest = max(rates)
-    return rates[largest] == max(rates.values()) and 2 * largest * short <= _MAX_BUDGET
-
-
-def _measure(
-    run: Callable[[PackedBatch], object],
-    clock: Callable[[], float],
-    stop_at: float,
-    shapes: list[Shape],
-    fastest: dict[Shape, float],
-    input_size: int,
-) -> None:
-    """Run each shape once and keep its fastest time so far."""
-    for shape in shapes:
-        started = clock()
-        if fastest and started > stop_at:
-            return
-        batch = pack([_sequence(shape.length, input_size)] * shape.num_sequences)
-        started = clock()
-        run(batch)
-        seconds = max(clock() - started, _LEAST_SECONDS)
-        fastest[shape] = min(seconds, fastest.get(shape, seconds))
-
-
-def _sequence(length: int, input_size: int) -> TokenSequence:
-    """Token id 0 and type 0 exist in every vocabulary; what the ids or vectors are changes no time."""
-    columns = np.arange(length)
-    if input_size:
-        return TokenSequence.of_vectors(np.zeros((length, input_size), np.float32), columns)
-    return TokenSequence(np.zeros_like(columns), columns, np.zeros_like(columns))
-
-
-def _rate(sample: Sample) -> float:
-    return sample.num_tokens / sample.seconds

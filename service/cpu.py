@@ -2,43 +2,24 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from service.cgroups import MEMBERSHIPS, ROOT, directories
 
-def available_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), memberships: Path = Path("/proc/self/cgroup")) -> int:
+
+def available_cpus(cgroup_root: Path = ROOT, memberships: Path = MEMBERSHIPS) -> int:
     """Whole CPUs, at least 1. A quota of 1.5 CPUs counts as 2 threads' worth; so does the kernel's scheduler."""
     quotas = [math.ceil(quota) for quota in _cgroup_quotas(cgroup_root, memberships)]
     return min([len(os.sched_getaffinity(0)), *quotas])
 
 
 def _cgroup_quotas(root: Path, memberships: Path) -> Iterator[float]:
-    """CPUs that each cgroup around us allows, from our own up to the root; every one of them binds.
-
-    A container often sees its own cgroup as the root and, in `memberships`, a path that is not there: only the root
-    is then read. Source: kernel cgroup-v2.rst, sched-bwc.rst.
-    """
-    own = _own_cgroups(memberships)
-    hierarchies: list[tuple[Path, str, Callable[[Path], float | None]]] = [
-        (root, own.get("", ""), _quota_v2),
-        (root / "cpu", own.get("cpu", ""), _quota_v1),
-    ]
-    for top, path, read in hierarchies:
-        inner = top / path.lstrip("/")
-        for directory in (inner, *inner.parents):
+    """CPUs that each cgroup around us allows. Source: kernel cgroup-v2.rst, sched-bwc.rst."""
+    for controller, read in (("", _quota_v2), ("cpu", _quota_v1)):
+        for directory in directories(root, memberships, controller):
             if (quota := read(directory)) is not None:
                 yield quota
-            if directory == top:
-                break
-
-
-def _own_cgroups(memberships: Path) -> dict[str, str]:
-    """Our cgroup by controller; version 2 has one for all of them, under ""."""
-    try:
-        lines = [line.split(":", 2) for line in memberships.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
 
 
 def _quota_v2(directory: Path) -> float | None:

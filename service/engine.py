@@ -1,8 +1,8 @@
 """The only file that knows ONNX Runtime: opens the packed graph on a device and runs packed batches on it.
 
-On a CPU two sessions stand side by side. `run` calls one-threaded runs, as many at once as there are CPUs: that is the
-best rate. `run(alone=True)` is for the moment when nothing else wants the machine: one run over all CPUs, the
-best latency. On CUDA there is one session.
+A session has its threads, and one session serves as many runs at once as there are callers, with one set of weights.
+Where a run that has the machine to itself is best made with other threads than runs side by side, `run(alone=True)`
+goes to a second session: `layouts.py` finds out.
 
 A session that was asked for CUDA can fall back to the CPU without a word, while `get_available_providers()` still
 lists CUDA. What counts is `session.get_providers()`, and that is what is compared.
@@ -60,17 +60,32 @@ class Outputs:
 
 
 class Engine:
-    """One loaded graph. `run` may be called from `num_runners` threads at once."""
+    """One loaded graph. `run` may be called from `num_runners` threads at once.
+
+    `is_on_caller` where all work of a run is done by the thread that calls.
+    """
 
     def __init__(
-        self, graph: Path, *, device: RealDevice = "cpu", num_cpus: int = 1, has_token_types: bool = True
+        self,
+        graph: Path,
+        *,
+        device: RealDevice = "cpu",
+        num_runners: int = 1,
+        num_threads: int = 1,
+        has_token_types: bool = True,
     ) -> None:
         """Open the graph. Raises `StartupError` when it cannot be loaded, or when `cuda` cannot really run on CUDA."""
         self._has_token_types = has_token_types
-        self._session = _open(graph, device, num_threads=1)
+        self._session = self._wide_session = _open(graph, device, num_threads)
         self.provider: str = self._session.get_providers()[0]
-        self.num_runners = 1 if self.provider == _CUDA else num_cpus
-        self._wide_session = self._session if self.num_runners == 1 else _open(graph, "cpu", num_threads=num_cpus)
+        self.is_on_caller = self.provider == _CPU and num_threads == 1
+        self.num_runners = num_runners
+        self.num_threads = self.num_threads_alone = num_threads
+
+    def run_alone_on(self, other: "Engine") -> None:
+        """Take another engine's session, of the same graph, for the runs that have the machine to themselves."""
+        self._wide_session = other._session
+        self.num_threads_alone = other.num_threads
 
     def run(
         self,

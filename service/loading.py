@@ -1,4 +1,4 @@
-"""From a bundle on disk to a running model: read, open, verify, calibrate, start."""
+"""From a bundle on disk to a running model: prepare (read, open, verify, calibrate), then start."""
 
 import asyncio
 import logging
@@ -10,16 +10,13 @@ from typing import TypeVar
 
 from service.admission import Bounds
 from service.batcher import Batcher
-from service.bundle import Bundle, Manifest, Precision, read_bundle
+from service.bundle import Manifest
 from service.config import Settings
-from service.cost_model import Calibration, calibrate
 from service.cost_tracker import CostTracker
-from service.engine import Engine, differences, first_line
-from service.errors import EngineError, StartupError
 from service.logs import fields
 from service.metrics import Metrics
-from service.opening import open_engine, wanted_device
-from service.packing import pack
+from service.opening import wanted_device
+from service.preparing import Prepared, prepare, verify
 from service.repository import BundlePath, Model
 from service.request import Limits
 from service.scheduler import Scheduler
@@ -45,11 +42,12 @@ async def load_model(
     of_model = metrics.of_model(found.name, str(found.version))
     subject = {"model": found.name, "version": str(found.version)}
     log.info("loading model %s version %d", found.name, found.version, extra=fields(event="loading", **subject))
-    bundle, engine, precision, calibration = await _in_daemon_thread(lambda: _open_and_verify(found, settings))
+    prepared = await _in_daemon_thread(lambda: prepare(found.path, settings))
+    bundle, engine, precision = prepared.bundle, prepared.engine, prepared.precision
     limits = _limits(bundle.manifest, settings)
-    max_batch_tokens = settings.max_batch_tokens or calibration.max_batch_tokens
+    max_batch_tokens = settings.max_batch_tokens or prepared.calibration.max_batch_tokens
     scheduler = Scheduler(
-        CostTracker(calibration.cost, max_batch_tokens, calibration.worst_error),
+        CostTracker(prepared.calibration.cost, max_batch_tokens, prepared.calibration.worst_error),
         _bounds(settings),
         max_batch_tokens=max_batch_tokens,
         num_runners=engine.num_runners,
@@ -60,17 +58,17 @@ async def load_model(
         scheduler,
         engine,
         of_model,
-        test=lambda: _verify(bundle, engine, precision),
+        test=lambda: verify(bundle, engine, precision),
         on_health=on_health,
         on_death=on_death,
     )
     batcher.start()
     of_model.set_info(engine.provider, precision, bundle.digest, wanted_device(settings.device))
     of_model.load_seconds.set(time.monotonic() - started)
+    _log_calibration(found, prepared)
     log.info(
-        "model %s version %d: %s on %s, %d runners, %d tokens a run, loaded in %.1f s",
-        *(found.name, found.version, precision, engine.provider, engine.num_runners),
-        *(max_batch_tokens, time.monotonic() - started),
+        "model %s version %d: %s on %s, %d tokens a run, loaded in %.1f s",
+        *(found.name, found.version, precision, engine.provider, max_batch_tokens, time.monotonic() - started),
         extra=fields(event="loaded", provider=engine.provider, precision=precision, **subject),
     )
     return Model(
@@ -93,45 +91,18 @@ async def _in_daemon_thread(function: Callable[[], T]) -> T:
     return await asyncio.wrap_future(future)
 
 
-def _open_and_verify(found: BundlePath, settings: Settings) -> tuple[Bundle, Engine, Precision, Calibration]:
-    bundle = read_bundle(found.path)
-    manifest = bundle.manifest
-    engine, precision = open_engine(bundle, settings)
-    try:
-        difference = _verify(bundle, engine, precision)
-        calibration = calibrate(
-            lambda b: engine.run(b), time.monotonic, manifest.max_sequence_tokens, input_size=manifest.input_size
-        )
-    except EngineError as error:
-        reason = first_line(error.__cause__)
-        raise StartupError(f"{found.path}: the engine cannot run it ({reason}); export it again") from error
+def _log_calibration(found: BundlePath, prepared: Prepared) -> None:
+    engine, calibration = prepared.engine, prepared.calibration
+    tried = ", ".join(f"{one.layout}: {one.tokens_per_second:.0f}" for one in prepared.layouts)
     log.info(
         "model %s version %d: vectors within %.1e of PyTorch's; "
-        "a run takes %.2f ms + %.4f ms a token + %.6f ms a pair, +-%.0f%%",
-        *(found.name, found.version, difference),
+        "a run takes %.2f ms + %.4f ms a token + %.6f ms a pair, +-%.0f%%; "
+        "%d runners of %d threads, %d for a lone run (runners x threads: tokens/s: %s); calibrated in %.1f s",
+        *(found.name, found.version, prepared.difference),
         *(1e3 * calibration.cost.per_run, 1e3 * calibration.cost.per_token, 1e3 * calibration.cost.per_pair),
-        100 * calibration.worst_error,
+        *(100 * calibration.worst_error, engine.num_runners, engine.num_threads, engine.num_threads_alone),
+        *(tried or "no choice", prepared.calibration_seconds),
     )
-    return bundle, engine, precision, calibration
-
-
-def _verify(bundle: Bundle, engine: Engine, precision: Precision) -> float:
-    """Replay the golden inputs both ways that the engine runs; the largest difference from PyTorch's vectors."""
-    golden, facts = bundle.golden, bundle.manifest.graphs[precision]
-    batch = pack(golden.sequences)
-    expected = golden.sentence_embedding, golden.token_embeddings
-    narrow, wide = (differences(engine, batch, *expected, alone=alone) for alone in (False, True))
-    pooled, tokens = max(narrow[0], wide[0]), max(narrow[1], wide[1])
-    for what, difference, limit in (
-        ("vectors", pooled, facts.pooled_tolerance),
-        ("token vectors", tokens, facts.token_tolerance),
-    ):
-        if difference > limit:
-            raise StartupError(
-                f"{bundle.path}: on this machine its {precision} {what} differ from PyTorch's by {difference:.1e}, the "
-                f"limit is {limit:.1e}; it is not served. Export it again here, or use another onnxruntime"
-            )
-    return pooled
 
 
 def _bounds(settings: Settings) -> Bounds:

@@ -53,6 +53,7 @@ OTHERS = {
     "device": ("cpu", "cpu"),
     "precision": ("int8", "int8"),
     "threads": ("3", 3),
+    "runners": ("7", 7),
     "max_batch_tokens": ("4", 4),
     "max_queued_tokens": ("5", 5),
     "max_queued_sequences": ("15", 15),

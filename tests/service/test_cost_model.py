@@ -1,12 +1,11 @@
-"""The cost model's fit, and a calibration whose clock moves only when something runs."""
+"""The cost model and its fit."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.cost_model import Calibration, CostModel, Sample, calibrate, fit, plateau
-from service.packing import PackedBatch
+from service.cost_model import CostModel, Sample, fit
 
 TRUE_COST = CostModel(per_run=2e-3, per_token=1e-4, per_pair=3e-8)
 SHAPES = [(1, 16), (2, 16), (8, 16), (32, 16), (4, 64), (2, 128), (1, 256), (1, 512)]
@@ -26,29 +25,6 @@ def seconds(cost: CostModel, num_sequences: int, length: int) -> float:
 
 def coefficients(cost: CostModel) -> tuple[float, float, float]:
     return cost.per_run, cost.per_token, cost.per_pair
-
-
-class Machine:
-    """A clock, and an engine that takes the time that a formula says: nothing else moves the clock."""
-
-    def __init__(self, cost: CostModel, peak_tokens: int = 10**9) -> None:
-        self._cost = cost
-        self._peak_tokens = peak_tokens
-        self.now = 1000.0
-        self.batches: list[PackedBatch] = []
-
-    def clock(self) -> float:
-        return self.now
-
-    def run(self, batch: PackedBatch) -> None:
-        """Past the peak, each further token takes four times as long."""
-        self.batches.append(batch)
-        excess = max(0, batch.num_tokens - self._peak_tokens)
-        self.now += seconds(self._cost, batch.num_sequences, batch.longest) + 3 * self._cost.per_token * excess
-
-
-def calibrated(machine: Machine, max_sequence_tokens: int = 512, limit_seconds: float = 1e9) -> Calibration:
-    return calibrate(machine.run, machine.clock, max_sequence_tokens, limit_seconds)
 
 
 def test_a_run_is_predicted_from_its_shape() -> None:
@@ -105,132 +81,3 @@ def test_one_sample_is_taken_for_a_rate() -> None:
 
 def test_repeating_one_shape_is_still_one_sample() -> None:
     assert coefficients(fit([sample(1, 16, 0.8)] * 5)) == pytest.approx((0.0, 0.05, 0.0))
-
-
-def test_the_plateau_is_the_fewest_tokens_within_3_percent_of_the_best_rate() -> None:
-    rates = {16: 500.0, 32: 900.0, 64: 969.0, 128: 971.0, 256: 1000.0, 512: 980.0}
-    assert plateau([sample(tokens // 16, 16, tokens / rate) for tokens, rate in rates.items()]) == 128
-
-
-def test_a_calibration_finds_the_machines_cost() -> None:
-    found = calibrated(Machine(TRUE_COST))
-    assert coefficients(found.cost) == pytest.approx(coefficients(TRUE_COST), rel=1e-6)
-    assert found.worst_error < 1e-6
-
-
-def test_a_calibration_says_how_far_off_the_model_is() -> None:
-    """The machine has a bend that the formula has not, so some sample must be off, and the worst one is told."""
-    machine = Machine(CostModel(per_run=0.0, per_token=1e-4, per_pair=0.0), peak_tokens=128)
-    found = calibrated(machine, max_sequence_tokens=16)
-    worst = 0.0
-    for batch in machine.batches:
-        true = 1e-4 * batch.num_tokens + 3e-4 * max(0, batch.num_tokens - 128)
-        worst = max(worst, abs(found.cost.seconds(batch.num_sequences, batch.num_tokens, 16) / true - 1))
-    assert found.worst_error == pytest.approx(worst)
-    assert worst > 0.05
-
-
-def test_a_calibration_takes_the_fastest_run_of_each_shape() -> None:
-    machine = Machine(TRUE_COST)
-
-    def disturbed(batch: PackedBatch) -> None:
-        machine.run(batch)
-        machine.now += (0.5, 0.0, 0.2)[len(machine.batches) % 3]
-
-    found = calibrate(disturbed, machine.clock, 512, 1e9)
-    assert coefficients(found.cost) == pytest.approx(coefficients(TRUE_COST), rel=1e-6)
-
-
-def test_the_budget_is_the_plateau_of_short_runs() -> None:
-    # Rates of 16, 32, 64, 128, 256 tokens: 5000, 6667, 8000, 8889, 5714 a second.
-    machine = Machine(CostModel(per_run=16e-4, per_token=1e-4, per_pair=0.0), peak_tokens=128)
-    assert calibrated(machine).max_batch_tokens == 128
-
-
-def largest_run(machine: Machine) -> int:
-    return max(batch.num_tokens for batch in machine.batches if batch.longest == 16)
-
-
-def test_larger_runs_are_tried_only_while_the_rate_rises() -> None:
-    peaked = Machine(CostModel(per_run=16e-4, per_token=1e-4, per_pair=0.0), peak_tokens=128)
-    late = Machine(CostModel(per_run=16e-4, per_token=1e-4, per_pair=0.0), peak_tokens=2048)
-    endless = Machine(CostModel(per_run=1.0, per_token=0.0, per_pair=0.0))
-    for machine in (peaked, late, endless):
-        calibrated(machine)
-    assert [largest_run(machine) for machine in (peaked, late, endless)] == [512, 4096, 16384]
-
-
-def test_a_disturbance_that_lasts_for_a_round_changes_nothing() -> None:
-    machine = Machine(TRUE_COST)
-
-    def disturbed(batch: PackedBatch) -> None:
-        started = machine.now
-        machine.run(batch)
-        if len(machine.batches) <= 10:
-            machine.now += 3 * (machine.now - started)
-
-    found = calibrate(disturbed, machine.clock, 512, 1e9)
-    assert coefficients(found.cost) == pytest.approx(coefficients(TRUE_COST), rel=1e-6)
-
-
-@pytest.mark.parametrize("longest", [1, 2, 8, 15, 16, 17, 63, 64, 100, 512, 8192])
-def test_no_sequence_is_longer_than_the_model_takes(longest: int) -> None:
-    machine = Machine(TRUE_COST)
-    found = calibrated(machine, max_sequence_tokens=longest)
-    assert max(batch.longest for batch in machine.batches) <= longest
-    assert max(int(batch.position_ids.max()) for batch in machine.batches) < longest
-    assert found.max_batch_tokens >= 1
-    assert found.cost.seconds(1, 1, 1) > 0
-
-
-def test_only_ids_that_every_vocabulary_has_are_run() -> None:
-    machine = Machine(TRUE_COST)
-    calibrated(machine)
-    assert not any(batch.token_ids.any() or batch.token_type_ids.any() for batch in machine.batches)
-
-
-def test_a_model_of_vectors_is_measured_with_vectors() -> None:
-    machine = Machine(CostModel(1e-3, 1e-5, 0))
-
-    calibrate(machine.run, machine.clock, 512, 1e9, input_size=7)
-
-    assert {batch.embeddings.shape[1] for batch in machine.batches if batch.embeddings is not None} == {7}
-    assert all(batch.embeddings is not None and len(batch.embeddings) == batch.num_tokens for batch in machine.batches)
-
-
-def test_the_time_limit_is_passed_by_one_run_at_most() -> None:
-    machine = Machine(CostModel(per_run=0.0, per_token=0.01, per_pair=0.0))
-    calibrated(machine, limit_seconds=5.0)
-    longest_run = max(0.01 * batch.num_tokens for batch in machine.batches)
-    assert 1000.0 < machine.now <= 1005.0 + longest_run
-
-
-def test_on_a_slow_machine_long_sequences_are_measured_all_the_same() -> None:
-    slow = CostModel(per_run=0.01, per_token=3e-3, per_pair=1e-6)
-    machine = Machine(slow)
-    found = calibrated(machine, limit_seconds=5.0)
-    assert max(batch.longest for batch in machine.batches) >= 64
-    assert coefficients(found.cost) == pytest.approx(coefficients(slow), rel=1e-6)
-
-
-def test_a_first_run_that_outlasts_the_limit_is_the_only_one_and_is_enough() -> None:
-    machine = Machine(CostModel(per_run=0.0, per_token=1.0, per_pair=0.0))
-    found = calibrated(machine, limit_seconds=5.0)
-    assert len(machine.batches) == 1
-    assert found.max_batch_tokens == 16
-    assert found.cost.seconds(1, 512, 512) == pytest.approx(512.0)
-
-
-def test_a_clock_that_sees_no_time_pass_does_no_harm() -> None:
-    found = calibrate(lambda batch: None, lambda: 0.0, 512)
-    assert np.isfinite([*coefficients(found.cost), found.worst_error]).all()
-    assert found.cost.seconds(1, 1, 1) > 0
-    assert found.max_batch_tokens >= 1
-
-
-def test_a_coarse_clock_does_no_harm() -> None:
-    """Windows' clock moves in steps of 16 ms: small runs seem to take none or one."""
-    machine = Machine(TRUE_COST)
-    found = calibrate(machine.run, lambda: machine.now // 0.016 * 0.016, 512, 1e9)
-    assert np.isfinite([*coefficients(found.cost), found.worst_error]).all()
-    assert min(coefficients(found.cost)) >= 0

@@ -51,6 +51,13 @@ class FailingSession:
         raise self._error
 
 
+def narrow_and_wide(graph: Path) -> Engine:
+    """Two runners of one thread, and two threads for a run that has the machine to itself."""
+    engine = Engine(graph, num_runners=2)
+    engine.run_alone_on(Engine(graph, num_threads=2))
+    return engine
+
+
 def make_cuda_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where libraries are missing: the wheel lists CUDA, and the session takes the CPU without an error."""
     real = ort.InferenceSession
@@ -77,7 +84,7 @@ def test_a_run_that_wants_tokens_gives_one_vector_for_each_token_too(lookup: Pat
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_fused_operator_sees_each_sequence_and_nothing_else(attention: Path, *, alone: bool) -> None:
-    outputs = Engine(attention, num_cpus=2).run(BATCH, wants_tokens=True, alone=alone)
+    outputs = narrow_and_wide(attention).run(BATCH, wants_tokens=True, alone=alone)
     assert outputs.token_embeddings is not None
     # float32 against float64 on numbers up to 2: a few roundings.
     np.testing.assert_allclose(outputs.token_embeddings, np.concatenate([attended(ids) for ids in IDS]), atol=1e-6)
@@ -85,7 +92,7 @@ def test_the_fused_operator_sees_each_sequence_and_nothing_else(attention: Path,
 
 
 def test_the_wide_session_gives_the_same_numbers(attention: Path) -> None:
-    engine = Engine(attention, num_cpus=2)
+    engine = narrow_and_wide(attention)
     narrow, wide = engine.run(BATCH), engine.run(BATCH, alone=True)
     # The same kernels; only the blocking may differ with the number of threads.
     np.testing.assert_allclose(wide.sentence_embedding, narrow.sentence_embedding, atol=1e-6)
@@ -94,32 +101,34 @@ def test_the_wide_session_gives_the_same_numbers(attention: Path) -> None:
 def test_a_run_alone_takes_the_wide_session_and_others_the_narrow_one(
     lookup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(lookup, num_cpus=2)
+    engine = narrow_and_wide(lookup)
     monkeypatch.setattr(engine, "_wide_session", FailingSession(RuntimeError("wide")))
     engine.run(BATCH)
     with pytest.raises(EngineError):
         engine.run(BATCH, alone=True)
 
 
-@pytest.mark.parametrize("num_cpus", [1, 2, 3])
-def test_there_are_as_many_runners_as_cpus(lookup: Path, num_cpus: int) -> None:
-    assert Engine(lookup, num_cpus=num_cpus).num_runners == num_cpus
-
-
-def test_runners_have_one_thread_each_and_a_run_alone_has_all(lookup: Path) -> None:
-    engine = Engine(lookup, num_cpus=2)
+def test_runners_and_a_run_alone_have_the_threads_that_they_were_given(lookup: Path) -> None:
+    engine = narrow_and_wide(lookup)
     narrow, wide = engine._session.get_session_options(), engine._wide_session.get_session_options()
     assert (narrow.intra_op_num_threads, wide.intra_op_num_threads) == (1, 2)
+    assert (engine.num_runners, engine.num_threads, engine.num_threads_alone) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(("num_threads", "is_on_caller"), [(1, True), (2, False)])
+def test_a_run_of_one_thread_is_the_callers(lookup: Path, num_threads: int, *, is_on_caller: bool) -> None:
+    """What makes a thread's CPU time the time of its run."""
+    assert Engine(lookup, num_threads=num_threads).is_on_caller is is_on_caller
 
 
 def test_idle_threads_do_not_spin(lookup: Path) -> None:
-    engine = Engine(lookup, num_cpus=2)
+    engine = narrow_and_wide(lookup)
     for session in (engine._session, engine._wide_session):
         assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
-def test_one_cpu_needs_no_second_session(lookup: Path) -> None:
-    engine = Engine(lookup, num_cpus=1)
+def test_there_is_one_session_until_another_is_taken_for_runs_alone(lookup: Path) -> None:
+    engine = Engine(lookup, num_runners=3)
     assert engine._wide_session is engine._session
 
 
@@ -236,14 +245,14 @@ def test_another_shape_is_infinitely_off_and_not_broadcast(lookup: Path) -> None
 def test_the_difference_is_taken_of_the_session_that_is_asked_for(
     lookup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(lookup, num_cpus=2)
+    engine = narrow_and_wide(lookup)
     monkeypatch.setattr(engine, "_wide_session", FailingSession(RuntimeError("wide")))
     with pytest.raises(EngineError):
         differences(engine, BATCH, TABLE[FIRST], TABLE[FLAT], alone=True)
 
 
 def test_a_run_that_is_cancelled_stops_between_two_operators(attention: Path) -> None:
-    engine = Engine(attention, num_cpus=1)
+    engine = Engine(attention)
     cancellation = Cancellation()
     cancellation.set()
     with pytest.raises(StoppedError):
@@ -275,5 +284,5 @@ def test_the_fusions_that_slow_a_cpu_or_end_it_are_off_there(lookup: Path, monke
         return real(*arguments, disabled_optimizers=disabled_optimizers, **others)
 
     monkeypatch.setattr(ort, "InferenceSession", recorded)
-    Engine(lookup, device="cpu", num_cpus=2)
-    assert given == [["SkipLayerNormFusion", "MatmulTransposeFusion"]] * 2
+    Engine(lookup, device="cpu")
+    assert given == [["SkipLayerNormFusion", "MatmulTransposeFusion"]]

@@ -168,7 +168,7 @@ async def test_both_ways_of_running_are_verified(bundle: BundlePath, monkeypatch
         seen.append(alone)
         return (1.0 if alone else 0.0), 0.0
 
-    monkeypatch.setattr("service.loading.differences", differs)
+    monkeypatch.setattr("service.preparing.differences", differs)
     with pytest.raises(StartupError, match="differ from PyTorch's by"):
         await load(bundle)
     assert seen == [False, True]

@@ -17,6 +17,8 @@ from tests.fakes import MANIFEST
 from tests.graphs import TABLE, lookup_graph, sequence
 
 SETTINGS = Settings(models=Path("/models"), threads=2)
+# A moment long past: only what has to be measured is.
+NO_TIME = 0.0
 
 
 @pytest.fixture
@@ -68,13 +70,38 @@ def test_what_would_not_be_served_well_is_refused_with_the_reason(
 
 def test_the_chosen_graph_is_opened(bundle: Bundle) -> None:
     (bundle.path / graph_file("fp32")).unlink()
-    engine, precision = open_engine(bundle, SETTINGS)
-    assert (precision, engine.provider, engine.num_runners) == ("int8", "CPUExecutionProvider", 2)
+    opened = open_engine(bundle, SETTINGS, NO_TIME)
+    assert (opened.precision, opened.engine.provider) == ("int8", "CPUExecutionProvider")
+
+
+def test_the_layouts_of_so_many_threads_are_measured_and_one_is_taken(bundle: Bundle) -> None:
+    opened = open_engine(bundle, SETTINGS, NO_TIME)
+    assert [one.layout for one in opened.layouts] == [(2, 1), (1, 2)]
+    assert min(min(one.tokens_per_second, one.lone_seconds) for one in opened.layouts) > 0
+    assert (opened.engine.num_runners, opened.engine.num_threads) in [(2, 1), (1, 2)]
+    assert opened.engine.num_threads_alone in (1, 2)
+
+
+def test_as_many_runners_are_taken_as_the_operator_says(bundle: Bundle) -> None:
+    engine = open_engine(bundle, replace(SETTINGS, runners=4, threads=4), NO_TIME).engine
+    assert (engine.num_runners, engine.num_threads) == (4, 1)
+    assert engine.num_threads_alone in (1, 4)
+
+
+def test_one_thread_leaves_no_choice(bundle: Bundle) -> None:
+    opened = open_engine(bundle, replace(SETTINGS, threads=1), NO_TIME)
+    assert (opened.engine.num_runners, opened.engine.num_threads, opened.layouts) == (1, 1, [])
+
+
+def test_without_memory_for_a_second_session_there_is_one(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.opening.available_bytes", lambda: -1)
+    opened = open_engine(bundle, SETTINGS, NO_TIME)
+    assert (opened.engine.num_runners, opened.engine.num_threads_alone, opened.layouts) == (2, 1, [])
 
 
 def test_a_refusal_names_the_bundle(bundle: Bundle) -> None:
     with pytest.raises(StartupError, match=f"^{bundle.path}: --precision fp16: the bundle has fp32, int8"):
-        open_engine(bundle, replace(SETTINGS, device="cpu", precision="fp16"))
+        open_engine(bundle, replace(SETTINGS, device="cpu", precision="fp16"), NO_TIME)
 
 
 def test_auto_takes_the_cpu_where_cuda_does_not_work_and_says_why(
@@ -90,15 +117,15 @@ def test_auto_takes_the_cpu_where_cuda_does_not_work_and_says_why(
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
     monkeypatch.setattr(ort, "preload_dlls", lambda: None)
     with caplog.at_level(logging.WARNING):
-        engine, precision = open_engine(bundle, SETTINGS)
-    assert (engine.provider, precision) == ("CPUExecutionProvider", "int8")
+        opened = open_engine(bundle, SETTINGS, NO_TIME)
+    assert (opened.engine.provider, opened.precision) == ("CPUExecutionProvider", "int8")
     assert wanted_device("auto") == "cuda", "so that metrics tell what was wanted from what was had"
     assert "cuda cannot be used, taking cpu: device cuda: ONNX Runtime fell back" in caplog.text
 
 
 def test_auto_says_what_it_took(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        open_engine(bundle, SETTINGS)
+        open_engine(bundle, SETTINGS, NO_TIME)
     assert caplog.records[-1].getMessage() == "device auto: took CPUExecutionProvider"
 
 
