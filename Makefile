@@ -8,13 +8,16 @@ MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check bench bench-int8 bench-overload families protos format clean help
+.PHONY: run test test-deploy check bench bench-int8 bench-overload families protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
 
 test: $(VENV)/.made  ## Run every test
 	$(BIN)/python -m pytest
+
+test-deploy: $(VENV)/.made  ## Run every deploy test that this machine can: images, Compose; say what was skipped and why
+	$(BIN)/python -m pytest tests/deploy -m "deploy or not deploy"
 
 check: $(VENV)/.made  ## Lint, types, import order, protos, generated code
 	$(BIN)/ruff check .

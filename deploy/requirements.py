@@ -1,0 +1,19 @@
+"""Prints what pyproject.toml requires for one extra, a line each: `python requirements.py cpu`.
+
+An image installs these first and the project's own code last. pip itself cannot install a project's requirements
+without the project, and a copy of the list would go stale. Runs in an image that has nothing but Python.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+
+
+def requirements(pyproject: str, extra: str) -> list[str]:
+    """The project's dependencies and those of the extra."""
+    project = tomllib.loads(pyproject)["project"]
+    return [*project["dependencies"], *project["optional-dependencies"][extra]]
+
+
+if __name__ == "__main__":
+    print("\n".join(requirements(Path("pyproject.toml").read_text(), sys.argv[1])))
