@@ -26,3 +26,11 @@ def quantile(q: float, histogram: str, by: str = "", selector: str = MODEL) -> s
 def buckets(histogram: str, selector: str = MODEL) -> str:
     """How many observations each bucket got, for a heat map."""
     return f"sum by (le) (increase({histogram}_bucket{{{selector}}}{WINDOW}))"
+
+
+def filled(expression: str, *, interval: str, namespace: str = ".*", job: str = ".*", model: str = ".*") -> str:
+    """A query with what Grafana puts in it: its interval, and what was chosen at the top of the page."""
+    choices = {"$__rate_interval": interval, "$namespace": namespace, "$job": job, "$model": model}
+    for name, value in choices.items():
+        expression = expression.replace(name, value)
+    return expression

@@ -28,13 +28,6 @@ def selectors(expression: str) -> list[Selector]:
     ]
 
 
-def plain(expression: str, interval: str = "1m", **chosen: str) -> str:
-    """A dashboard's query with what Grafana puts in it: its interval, and the choices (their names in capitals)."""
-    for name in ("namespace", "job", "model"):
-        expression = expression.replace(f"${name}", chosen.get(name, name.upper()))
-    return expression.replace("$__rate_interval", interval)
-
-
 def operands(expression: str) -> list[str]:
     """What its conditions join or compare: each has data also while the whole says that nothing is wrong."""
     return list(_operands(promql_parser.parse(expression)))

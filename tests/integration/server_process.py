@@ -4,8 +4,10 @@ import re
 import signal
 import time
 import urllib.request
+from datetime import datetime
 from pathlib import Path
 
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.process import ServerProcess, free_ports
@@ -54,3 +56,13 @@ class TestedServer(ServerProcess):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as response:
             text = response.read().decode()
         return [(s.name, s.labels, s.value) for family in text_string_to_metric_families(text) for s in family.samples]
+
+
+def write_certificate(authority: trustme.CA, stem: Path, not_after: datetime | None = None) -> tuple[Path, Path]:
+    """The files of a new certificate for 127.0.0.1 and its key."""
+    issued = authority.issue_cert("127.0.0.1", not_after=not_after)
+    certificate, key = stem.with_suffix(".crt"), stem.with_suffix(".key")
+    issued.private_key_pem.write_to_path(key)
+    for pem in issued.cert_chain_pems:
+        pem.write_to_path(certificate, append=True)
+    return certificate, key

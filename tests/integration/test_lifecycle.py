@@ -24,7 +24,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client import EncoderClient
-from tests.integration.server_process import TestedServer
+from tests.integration.server_process import TestedServer, write_certificate
 
 
 def message(num_sequences: int, length: int) -> pb.EncodeRequest:
@@ -234,16 +234,6 @@ def test_only_holders_of_a_token_are_served(tiny_bundle: Path, tmp_path: Path) -
                 stub.Encode(message(1, 5), metadata=(("authorization", "Bearer third"),))
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
             assert health(channel) == HealthCheckResponse.SERVING, "probes have no token"
-
-
-def write_certificate(authority: trustme.CA, stem: Path, not_after: datetime | None = None) -> tuple[Path, Path]:
-    """The files of a new certificate for 127.0.0.1 and its key."""
-    issued = authority.issue_cert("127.0.0.1", not_after=not_after)
-    certificate, key = stem.with_suffix(".crt"), stem.with_suffix(".key")
-    issued.private_key_pem.write_to_path(key)
-    for pem in issued.cert_chain_pems:
-        pem.write_to_path(certificate, append=True)
-    return certificate, key
 
 
 def test_tls_is_served_to_those_who_trust_the_certificate(tiny_bundle: Path, tmp_path: Path) -> None:

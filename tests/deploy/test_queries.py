@@ -1,0 +1,152 @@
+"""Every query there is, asked of a real Prometheus that scrapes a real server under load: each has data.
+
+Conditions of alerts are asked for in their parts, since the whole has data only when something is wrong. What cannot
+have data here is listed with its reason.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import trustme
+import yaml
+
+from deploy.grafana.__main__ import DASHBOARDS
+from deploy.grafana.prometheus import Prometheus, Series
+from deploy.grafana.queries import filled
+from tests.deploy import chart
+from tests.deploy.prometheus_files import ROOT, alerting_rules, recording_rules
+from tests.deploy.prometheus_process import PrometheusProcess
+from tests.deploy.promql import operands
+from tests.deploy.traffic import MAX_IN_FLIGHT, drive, in_background
+from tests.integration.server_process import TestedServer, write_certificate
+
+# From the first call to the last query: a busy machine takes its time for 30 callers, TLS and Prometheus.
+PATIENCE_SECONDS = 120.0
+JOB, LABELS = "mhsa-serve", {"namespace": "default", "pod": "mhsa-serve-0"}
+ADAPTER = ROOT / "deploy" / "helm" / "prometheus-adapter.values.yaml"
+
+NOT_HERE = {
+    "DCGM_FI_DEV_": "NVIDIA's exporter; there is no GPU",
+    'provider!="CPUExecutionProvider"': "there is no GPU",
+    'wanted="cuda"': "there is no GPU",
+    "absent(up": "says nothing while there is a replica",
+}
+
+
+@pytest.fixture(scope="module")
+def prometheus(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Scraping a server with TLS, while callers of every kind call it."""
+    directory = tmp_path_factory.mktemp("watched")
+    authority = trustme.CA()
+    certificate, key = write_certificate(authority, directory / "tls")
+    flags = ("--tls-cert", str(certificate), "--tls-key", str(key), "--max-requests-in-flight", str(MAX_IN_FLIGHT))
+    credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    with TestedServer(tiny_bundle.parents[1], *flags) as server:
+        server.wait_for_log("serving 1 models")
+        with (
+            PrometheusProcess(directory, {server.metrics_port: LABELS}, JOB) as process,
+            in_background(drive([server.target], credentials)),
+        ):
+            yield process.api
+
+
+def has_data(found: list[Series]) -> bool:
+    return any(np.isfinite(series.values).any() for series in found)
+
+
+def wait_for_data(prometheus: Prometheus, expression: str) -> list[Series]:
+    """What a query gives as soon as it gives a number. Fails when it never does."""
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while not has_data(found := prometheus.query(expression)):
+        assert time.monotonic() < give_up_at, f"no data, only {found}: {expression}"
+        time.sleep(0.2)
+    return found
+
+
+def reason_of(expression: str) -> str | None:
+    return next((reason for part, reason in NOT_HERE.items() if part in expression), None)
+
+
+def ask(prometheus: Prometheus, expression: str) -> list[Series]:
+    """Wait for data, or skip with the reason why there can be none."""
+    if reason := reason_of(expression):
+        assert not has_data(prometheus.query(expression)), f"it has data, so it should not be excused: {reason}"
+        pytest.skip(f"{reason}: {expression}")
+    return wait_for_data(prometheus, expression)
+
+
+@pytest.mark.parametrize("reason", ["queue_full", "deadline", "cancelled", "invalid"])
+def test_the_callers_bring_about_every_error_that_they_can(prometheus: Prometheus, reason: str) -> None:
+    wait_for_data(prometheus, f'sum(mhsa_errors_total{{reason="{reason}"}}) > 0')
+
+
+@pytest.mark.parametrize("method", ["Encode", "EncodeStream", "ModelInfer"])
+def test_each_method_that_carries_sequences_is_called(prometheus: Prometheus, method: str) -> None:
+    wait_for_data(prometheus, f'mhsa_requests_total{{code="OK", method="{method}"}} > 0')
+
+
+QUERIES = [
+    pytest.param(query.expression, query.legend, id=f"{dashboard.uid}: {panel.title} {query.legend}".strip())
+    for dashboard in DASHBOARDS
+    for panel in dashboard.panels
+    for query in panel.queries
+]
+
+
+@pytest.mark.parametrize(("expression", "legend"), QUERIES)
+def test_a_dashboards_query_has_data_and_the_labels_of_its_legend(
+    prometheus: Prometheus, expression: str, legend: str
+) -> None:
+    found = ask(prometheus, filled(expression, interval="10s", job=JOB))
+    for series in found:
+        wanted = {part.partition("}}")[0] for part in legend.split("{{")[1:]}
+        assert wanted <= series.labels.keys()
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in recording_rules()])
+def test_a_recorded_series_has_data(prometheus: Prometheus, name: str) -> None:
+    ask(prometheus, name)
+
+
+CONDITIONS = [
+    pytest.param(part, id=f"{rule.name}-{number}")
+    for rule in alerting_rules()
+    for number, part in enumerate(operands(rule.expression), 1)
+]
+
+
+@pytest.mark.parametrize("expression", CONDITIONS)
+def test_each_part_of_an_alerts_condition_has_data(prometheus: Prometheus, expression: str) -> None:
+    ask(prometheus, expression)
+
+
+def test_prometheus_evaluates_every_rule_without_an_error(prometheus: Prometheus) -> None:
+    names = {rule.name for rule in (*recording_rules(), *alerting_rules())}
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while {rule["name"] for rule in _rules(prometheus) if rule["health"] == "ok"} != names:
+        assert time.monotonic() < give_up_at, json.dumps(_rules(prometheus), indent=1)
+        time.sleep(0.2)
+
+
+def test_what_the_autoscaler_asks_the_adapter_for_has_data(prometheus: Prometheus) -> None:
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    query = rule["metricsQuery"].replace("<<.GroupBy>>", "pod")
+    matchers = ",".join(f'{name}="{value}"' for name, value in LABELS.items())
+    (series,) = wait_for_data(prometheus, query.replace("<<.LabelMatchers>>", matchers))
+    assert series.labels == {"pod": "mhsa-serve-0"}
+    assert has_data(prometheus.query(rule["seriesQuery"]))
+
+
+def test_what_the_autoscaler_asks_keda_for_has_data(prometheus: Prometheus) -> None:
+    values: chart.Values = {"autoscaling": {"keda": {"enabled": True}}}
+    trigger = chart.one("ScaledObject", values)["spec"]["triggers"][0]
+    assert len(wait_for_data(prometheus, trigger["metadata"]["query"])) == 1
+
+
+def _rules(prometheus: Prometheus) -> list[dict[str, str]]:
+    return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]

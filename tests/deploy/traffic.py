@@ -1,0 +1,141 @@
+"""Callers of every kind at once, so that each panel and each rule has something to show.
+
+Most are well served. Others send what is wrong, allow too little time, leave, or come all at once; the server is to
+have a bound of few requests in flight, so that of a crowd some are refused.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+
+import grpc
+import numpy as np
+
+from protos.encoder_pb2 import EncodeStreamRequest, GetModelRequest
+from protos.encoder_pb2_grpc import EncoderServiceStub
+from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from tests.wire import encode_request, infer_request
+
+MAX_IN_FLIGHT = 12
+MAX_STEADY = MAX_IN_FLIGHT - 4
+_CROWD = 3 * MAX_IN_FLIGHT
+
+
+class _Callers:
+    """What comes to one server. `busy(seconds)` is how many steady callers there are, `seconds` after the start."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, max_tokens: int, busy: Callable[[float], int], seed: int) -> None:
+        self._encoder = EncoderServiceStub(channel)
+        self._inference = GRPCInferenceServiceStub(channel)
+        self._max_tokens = max_tokens
+        self._busy = busy
+        self._rng = np.random.default_rng(seed)
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        self._started = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            for number in range(MAX_STEADY):
+                group.create_task(self._again(0.0, self._steady, number))
+            for pause, caller in (
+                (0.2, self._bulk),
+                (0.1, self._infer),
+                (0.3, self._stream),
+                (0.5, self._ask),
+                (0.3, self._wrong),
+                (0.2, self._hurried),
+                (0.2, self._leaving),
+                (1.0, self._crowd),
+            ):
+                group.create_task(self._again(pause, caller))
+
+    async def _again(self, pause: float, call: Callable[..., Awaitable[object]], *arguments: int) -> None:
+        while True:
+            try:
+                await call(*arguments)
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.UNAVAILABLE:
+                    return
+            await asyncio.sleep(pause)
+
+    async def _steady(self, number: int) -> None:
+        if number < self._busy(asyncio.get_running_loop().time() - self._started):
+            await self._encoder.Encode(encode_request(self._sequences(1)))
+        else:
+            await asyncio.sleep(0.1)
+
+    async def _bulk(self) -> None:
+        await self._encoder.Encode(encode_request(self._sequences(16), priority=3))
+
+    async def _infer(self) -> None:
+        await self._inference.ModelInfer(infer_request(self._sequences(1)))
+
+    async def _stream(self) -> None:
+        async def messages() -> AsyncIterator[EncodeStreamRequest]:
+            for number in range(3):
+                yield EncodeStreamRequest(id=str(number), request=encode_request(self._sequences(2)))
+
+        async for _ in self._encoder.EncodeStream(messages()):
+            pass
+
+    async def _ask(self) -> None:
+        await self._encoder.GetModel(GetModelRequest())
+
+    async def _wrong(self) -> None:
+        await self._encoder.Encode(encode_request([[-1]]))
+
+    async def _hurried(self) -> None:
+        await self._encoder.Encode(encode_request(self._sequences(4)), timeout=0.002)
+
+    async def _leaving(self) -> None:
+        call = self._encoder.Encode(encode_request(self._sequences(4)))
+        await asyncio.sleep(0.002)
+        call.cancel()
+
+    async def _crowd(self) -> None:
+        calls = [self._encoder.Encode(encode_request(self._sequences(1))) for _ in range(_CROWD)]
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _sequences(self, count: int) -> list[list[int]]:
+        lengths = np.minimum(4 + self._rng.lognormal(2.5, 0.8, count), self._max_tokens).astype(int)
+        return [[7] * int(length) for length in lengths]
+
+
+async def drive(
+    targets: Sequence[str],
+    credentials: grpc.ChannelCredentials | None = None,
+    *,
+    max_tokens: int = 60,
+    busy: Callable[[float], int] = lambda _seconds: MAX_STEADY,
+) -> None:
+    """Send to each server until cancelled."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        for seed, target in enumerate(targets):
+            open_channel = (
+                grpc.aio.insecure_channel(target)
+                if credentials is None
+                else grpc.aio.secure_channel(target, credentials)
+            )
+            channel = await stack.enter_async_context(open_channel)
+            group.create_task(_Callers(channel, max_tokens=max_tokens, busy=busy, seed=seed).run())
+
+
+@contextmanager
+def in_background(work: Coroutine[None, None, None]) -> Iterator[None]:
+    """Run it on an event loop of its own, until the block ends."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
+
+    def run() -> None:
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+
+    thread = threading.Thread(target=run, name="traffic")
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()
