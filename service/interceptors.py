@@ -1,7 +1,8 @@
 """Around every call of the two APIs: who may call, what is counted, and how an error leaves the server.
 
-Health and reflection pass untouched: probes have no credentials and would drown the counts. A stream's messages are
-counted as its requests, by its servicer; the stream itself only holds a drain, and is counted where it was refused.
+Health and reflection pass, and only what is no message is refused there: probes have no credentials and would drown
+the counts. A stream's messages are counted as its requests, by its servicer; the stream itself only holds a drain, and
+is counted where it was refused.
 
 Handlers are wrapped once per method. A caller without credentials, or with a name that is none, gets a streaming
 handler whatever it called, since only that can refuse before the message, up to 64 MiB of it, has been received.
@@ -15,15 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Never, TypeAlias, cast
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc.aio import InternalError
 
 from protos import encoder_pb2, open_inference_pb2
 from service.callers import Callers
-from service.errors import InvalidRequestError, RequestError
+from service.errors import RequestError
 from service.logs import method, request_id, trace_id
 from service.servicers.call import REQUEST_ID_KEY, caller, choose_request_id, has_caller_left, trace_id_of
 from service.servicers.meter import Instruments, Meter
+from service.servicers.parsing import forgiving, parse
 from service.servicers.status import CODES, REASONS, Failure, failure_of
 
 # Any: what a wrapper passes on without looking at it.
@@ -54,6 +55,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         self._instruments = instruments
         self._callers = callers
         self._guarded: dict[str, _Guarded] = {}
+        self._others: dict[str, _Handler] = {}
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,8 +73,12 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: _Continuation, details: grpc.HandlerCallDetails
     ) -> "_Handler | None":
         handler = await continuation(details)
-        if handler is None or details.method not in METHODS:
-            return handler
+        if handler is None:
+            return None
+        if details.method not in METHODS:
+            if details.method not in self._others:
+                self._others[details.method] = forgiving(handler)
+            return self._others[details.method]
         guarded = self._guarded.get(details.method) or self._guard(details.method, handler)
         # This runs in the task that goes on to serve the call, so these are set for all of it.
         method.set(METHODS[details.method])
@@ -94,7 +100,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         answer_to = cast("Callable[[Any, _Context], Awaitable[Any]]", handler.unary_unary)
 
         async def run(raw: list[bytes], context: _Context) -> Any:
-            return await answer_to(_parse(raw.pop(), handler), context)
+            return await answer_to(parse(raw.pop(), handler), context)
 
         async def serve(raw: bytes, context: _Context) -> Any:
             # An abort's traceback holds this frame until the garbage collector runs; it must not hold the message too.
@@ -155,14 +161,6 @@ def _refusal(meter: Meter, error: RequestError) -> _Handler:
         await _abort(context, await meter.measure(fail(), context))
 
     return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-def _parse(raw: bytes, handler: _Handler) -> Any:
-    parse = cast("Callable[[bytes], Any]", handler.request_deserializer)
-    try:
-        return parse(raw)
-    except DecodeError:
-        raise InvalidRequestError(f"{len(raw)} bytes that are not the method's request message") from None
 
 
 def _trailing_id() -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,7 @@
 Of each reason, 5 lines a second are written, and at the end of the second how many more there were: enough to see who
 and what, and at most some 2 kB a second and reason on a disk that a client in a loop could otherwise fill. What is left
 out costs a dictionary's update. Our own faults are no refusals: they are always written, where they are turned into a
-status, each with its traceback.
+status, the engine's in one line and any other with its traceback.
 
 The text of some refusals quotes what the caller sent. It is for the caller; the log has the reason, and the request id
 under which the caller can be asked.

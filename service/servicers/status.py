@@ -95,9 +95,20 @@ def failure_of(error: BaseException, request_id: str) -> Failure:
     if row.instead is None:
         return Failure(row.code, str(known), known.reason, known.retry_seconds)
     facts = fields(code=row.code.name, reason=known.reason)
-    _logger.error("request %s failed", request_id, exc_info=error, extra=facts)
+    if isinstance(error, EngineError):
+        # Where in our code it was raised tells nothing, and a client who has found what makes a model fail could fill
+        # a disk with it.
+        _logger.error("request %s failed: %s", request_id, _with_cause(error), extra=facts)
+    else:
+        _logger.error("request %s failed", request_id, exc_info=error, extra=facts)
     message = f"{row.instead}; the server's log has it as request {request_id}"
     return Failure(row.code, message, known.reason, is_fault=True)
+
+
+def _with_cause(error: EngineError) -> str:
+    """In one line."""
+    reasons = [str(reason).partition("\n")[0] for reason in (error, error.__cause__) if reason is not None]
+    return "; ".join(reasons)
 
 
 def failure_of_departure(time_remaining: float | None) -> Failure:

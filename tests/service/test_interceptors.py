@@ -4,11 +4,14 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub, add_ServerReflectionServicer_to_server
 from prometheus_client import CollectorRegistry
 
 from protos.encoder_pb2 import EncodeRequest, EncodeResponse, GetModelRequest
@@ -19,6 +22,7 @@ from service.interceptors import METHODS, RequestInterceptor
 from service.metrics import Metrics
 from service.servicers.health import HealthServicer
 from service.servicers.meter import Instruments
+from service.servicers.reflection import reflection_servicer
 from tests.wire import Wire, encode_request, infer_request, receive, running, send
 
 TOKENS = ("first-token", "second-token")
@@ -97,20 +101,51 @@ async def test_without_tokens_every_caller_is_served(wire: Wire) -> None:
 
 async def test_health_is_neither_authenticated_nor_counted() -> None:
     metrics = Metrics(CollectorRegistry())
+    async with grpcs_own_services(metrics) as channel:
+        check = await HealthStub(channel).Check(HealthCheckRequest(service="a.Service"))
+        watch = await HealthStub(channel).Watch(HealthCheckRequest()).read()
+
+    assert (check.status, watch.status) == (check.SERVING, check.SERVING)
+    assert sum_of(metrics, "mhsa_requests_total") == 0
+
+
+async def test_reflection_needs_no_credentials_either() -> None:
+    async with grpcs_own_services(Metrics(CollectorRegistry())) as channel:
+        asked = iter([ServerReflectionRequest(list_services="")])
+        listed = [answer async for answer in ServerReflectionStub(channel).ServerReflectionInfo(asked)]
+
+    assert len(listed[0].list_services_response.service) == 4
+
+
+async def test_bytes_that_are_no_message_are_the_callers_mistake_in_grpcs_own_services_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with grpcs_own_services(Metrics(CollectorRegistry())) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)(b"\xff\xff")
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", bytes, bytes)(b"\xff\xff")
+        path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        reflection = channel.stream_stream(path, bytes, bytes)(iter([b"\xff\xff"]))
+        codes = [await call.code() for call in (check, watch, reflection)]
+
+    assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * 3
+    assert not caplog.records  # gRPC would write a traceback for each
+
+
+@asynccontextmanager
+async def grpcs_own_services(metrics: Metrics) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to health and reflection behind an interceptor that knows tokens."""
     server = grpc.aio.server(
         interceptors=[RequestInterceptor(Instruments(metrics), Callers(map(Token.of, TOKENS), "token"))]
     )
-    health = HealthServicer([])
+    health = HealthServicer(["a.Service"])
     health.set_serving(True)
     add_HealthServicer_to_server(health, server)
+    add_ServerReflectionServicer_to_server(reflection_servicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        answer = await HealthStub(channel).Check(HealthCheckRequest())
+        yield channel
     await server.stop(None)
-
-    assert answer.status == answer.SERVING
-    assert sum_of(metrics, "mhsa_requests_total") == 0
 
 
 # Callers

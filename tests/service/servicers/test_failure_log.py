@@ -198,18 +198,25 @@ async def test_a_stream_that_the_server_ends_is_a_line(lines: Lines) -> None:
     assert messages(lines) == ["not served: the server is draining"]
 
 
-async def test_a_fault_of_ours_is_one_line_with_its_traceback_however_many_there_are(lines: Lines) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason", "has_traceback"),
+    [(KeyError("what broke"), "internal", True), (EngineError("what broke"), "engine", False)],
+)
+async def test_a_fault_of_ours_is_one_line_however_many_there_are(
+    lines: Lines, error: Exception, reason: str, has_traceback: bool
+) -> None:
     batcher = FakeBatcher()
-    batcher.error = EngineError("what broke")
+    batcher.error = error
     async with running(batcher=batcher) as wire:
         for _ in range(MAX_LINES + 3):
             await wire.encoder.Encode(encode_request([[1]])).code()
 
     assert [line["level"] for line in lines.objects] == ["error"] * (MAX_LINES + 3)
     assert {(line["method"], line["model"], line["code"], line["reason"]) for line in lines.objects} == {
-        ("Encode", "fake", "INTERNAL", "engine")
+        ("Encode", "fake", "INTERNAL", reason)
     }
-    assert all("what broke" in str(line["exception"]) for line in lines.objects)
+    assert all("what broke" in str(line["exception" if has_traceback else "message"]) for line in lines.objects)
+    assert all(("exception" in line) is has_traceback for line in lines.objects)
 
 
 async def test_callers_share_no_ids(lines: Lines) -> None:

@@ -124,6 +124,36 @@ async def test_the_log_has_what_the_wire_does_not(error: Exception, caplog: pyte
     assert SECRET in caplog.text
 
 
+async def test_a_failure_of_the_engine_is_one_line_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    error = EngineError("the engine failed on this request")
+    error.__cause__ = RuntimeError("[ONNXRuntimeError] : 1 : FAIL : node Add\nand a page more")
+    with caplog.at_level(logging.ERROR, "service"):
+        await status_of_encode(error)
+
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage() == (
+        "request call-1 failed: the engine failed on this request; [ONNXRuntimeError] : 1 : FAIL : node Add"
+    )
+
+
+async def test_numbers_that_are_not_finite_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "service"):
+        await status_of_encode(EngineError("the model gave numbers that are not finite"))
+
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage() == "request call-1 failed: the model gave numbers that are not finite"
+
+
+async def test_a_bug_has_its_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "service"):
+        await status_of_encode(KeyError("a bug"))
+
+    (record,) = caplog.records
+    assert record.exc_info is not None
+
+
 async def test_a_callers_own_mistake_is_not_logged_as_ours(caplog: pytest.LogCaptureFixture) -> None:
     await status_of_encode(InvalidRequestError("what was wrong"))
 
