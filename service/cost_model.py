@@ -23,6 +23,11 @@ class CostModel:
     per_token: float
     per_pair: float
 
+    def __str__(self) -> str:
+        return (
+            f"{1e3 * self.per_run:.2f} ms + {1e3 * self.per_token:.4f} ms a token + {1e3 * self.per_pair:.6f} ms a pair"
+        )
+
     def seconds(self, num_sequences: int, num_tokens: int, longest: int) -> float:
         """Predicted seconds of one run of B sequences with T tokens, the longest of S."""
         return self.per_run + self.per_token * num_tokens + self.per_pair * num_sequences * longest * longest

@@ -11,6 +11,7 @@ machine to itself; the batcher tells of a run unless it was the only one on an e
 Synchronous, without a clock or threads; the caller's lock guards `observe`, and the figures may be read without it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -40,16 +41,23 @@ class CostTracker:
 
     `token_seconds` are what a token really takes one runner under load, `drift` is observed over predicted seconds of
     the last window's middle run, and `worst_error` the largest relative error in it, its worst tenth left out; until a
-    window is full, what the calibration says.
+    window is full, what the calibration says. `on_refit` is called under the caller's lock.
     """
 
-    def __init__(self, cost: CostModel, max_batch_tokens: int, worst_error: float = 0.0) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        max_batch_tokens: int,
+        worst_error: float = 0.0,
+        on_refit: Callable[["CostTracker"], None] = lambda _tracker: None,
+    ) -> None:
         self.cost = cost
         self.token_seconds = _full_batch_seconds(cost, max_batch_tokens) / max_batch_tokens
         self.drift = 1.0
         self.worst_error = worst_error
         self.num_refits = 0
         self._max_batch_tokens = max_batch_tokens
+        self._on_refit = on_refit
         self._window: list[_Observation] = []
 
     def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float) -> None:
@@ -65,7 +73,8 @@ class CostTracker:
     def _judge(self, window: list[_Observation]) -> None:
         self.drift = median(one.drift for one in window)
         self.worst_error = quantiles((abs(one.drift - 1) for one in window), n=10)[-1]
-        if abs(self.drift - 1) > MAX_DRIFT:
+        is_off = abs(self.drift - 1) > MAX_DRIFT
+        if is_off:
             usable = [one.run for one in window if 1 / _OUTLIER < one.drift / self.drift < _OUTLIER]
             self.cost = fit([*_scaled(self.cost, self.drift), *usable])
             self.token_seconds *= self.drift
@@ -74,6 +83,8 @@ class CostTracker:
         loaded = [one.run for one in window if 2 * one.run.num_tokens >= self._max_batch_tokens]
         if len(loaded) >= _LOADED_RUNS:
             self.token_seconds = sum(run.seconds for run in loaded) / sum(run.num_tokens for run in loaded)
+        if is_off:
+            self._on_refit(self)
 
 
 def _full_batch_seconds(cost: CostModel, max_batch_tokens: int) -> float:

@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from service.admission import Bounds
 from service.batcher import Batcher
 from service.bundle import Manifest
 from service.config import Settings
+from service.cost_metrics import Costs
 from service.cost_tracker import CostTracker
 from service.logs import fields
-from service.metrics import Metrics
+from service.metrics import Metrics, ModelMetrics
 from service.opening import wanted_device
 from service.preparing import Prepared, prepare, verify
 from service.repository import BundlePath, Model
@@ -46,8 +48,15 @@ async def load_model(
     bundle, engine, precision = prepared.bundle, prepared.engine, prepared.precision
     limits = _limits(bundle.manifest, settings)
     max_batch_tokens = settings.max_batch_tokens or prepared.calibration.max_batch_tokens
+    tracker = CostTracker(
+        prepared.calibration.cost,
+        max_batch_tokens,
+        prepared.calibration.worst_error,
+        on_refit=partial(_note_refit, found, of_model),
+    )
+    of_model.costs.watch(partial(_costs, prepared, max_batch_tokens, tracker))
     scheduler = Scheduler(
-        CostTracker(prepared.calibration.cost, max_batch_tokens, prepared.calibration.worst_error),
+        tracker,
         _bounds(settings),
         max_batch_tokens=max_batch_tokens,
         num_runners=engine.num_runners,
@@ -93,15 +102,39 @@ async def _in_daemon_thread(function: Callable[[], T]) -> T:
 
 def _log_calibration(found: BundlePath, prepared: Prepared) -> None:
     engine, calibration = prepared.engine, prepared.calibration
-    tried = ", ".join(f"{one.layout}: {one.tokens_per_second:.0f}" for one in prepared.layouts)
+    tried = ", ".join(f"{one.layout} gave {one.tokens_per_second:.0f} tokens/s" for one in prepared.layouts)
     log.info(
-        "model %s version %d: vectors within %.1e of PyTorch's; "
-        "a run takes %.2f ms + %.4f ms a token + %.6f ms a pair, +-%.0f%%; "
-        "%d runners of %d threads, %d for a lone run (runners x threads: tokens/s: %s); calibrated in %.1f s",
-        *(found.name, found.version, prepared.difference),
-        *(1e3 * calibration.cost.per_run, 1e3 * calibration.cost.per_token, 1e3 * calibration.cost.per_pair),
-        *(100 * calibration.worst_error, engine.num_runners, engine.num_threads, engine.num_threads_alone),
-        *(tried or "no choice", prepared.calibration_seconds),
+        "model %s version %d: vectors within %.1e of PyTorch's; a run takes %s, +-%.0f%%; %d runners x %d threads, "
+        "%d for a lone run (%s); calibrated in %.1f s",
+        *(found.name, found.version, prepared.difference, calibration.cost, 100 * calibration.worst_error),
+        *(engine.num_runners, engine.num_threads, engine.num_threads_alone, tried or "no choice"),
+        prepared.calibration_seconds,
+        extra=fields(event="calibrated", model=found.name, version=str(found.version)),
+    )
+
+
+def _note_refit(found: BundlePath, of_model: ModelMetrics, tracker: CostTracker) -> None:
+    of_model.costs.refits.inc()
+    log.info(
+        "model %s version %d: runs take %.2f times as long as predicted; fitted again: a run takes %s",
+        *(found.name, found.version, tracker.drift, tracker.cost),
+        extra=fields(event="refitted", model=found.name, version=str(found.version), drift=tracker.drift),
+    )
+
+
+def _costs(prepared: Prepared, max_batch_tokens: int, tracker: CostTracker) -> Costs:
+    engine, cost = prepared.engine, tracker.cost
+    return Costs(
+        cost_run_seconds=cost.per_run,
+        cost_token_seconds=cost.per_token,
+        cost_pair_seconds=cost.per_pair,
+        cost_error_ratio=tracker.worst_error,
+        cost_drift_ratio=tracker.drift,
+        batch_budget_tokens=max_batch_tokens,
+        plateau_tokens_per_second=engine.num_runners * prepared.calibration.tokens_per_second,
+        runners=engine.num_runners,
+        run_threads=engine.num_threads,
+        lone_run_threads=engine.num_threads_alone,
     )
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 
+from service.cost_metrics import CostMetrics
 from service.errors import RequestError
 
 # 1 ms to 10 s: a run takes 3 ms to 100 ms on the machines this was measured on, an overloaded queue seconds.
@@ -145,6 +146,7 @@ class Metrics:
             MODEL,
             registry=registry,
         )
+        self.costs = CostMetrics(registry, MODEL)
         self.tls_expiry = Gauge(
             "mhsa_tls_certificate_expiry_timestamp_seconds",
             "Unix time at which the first certificate of the chain that is served expires; 0 without TLS.",
@@ -192,6 +194,7 @@ class ModelMetrics:
         self._queued_sequences = metrics.queued_sequences.labels(*labels)
         self._queued_tokens = metrics.queued_tokens.labels(*labels)
         self._ready = metrics.model_ready.labels(*labels)
+        self.costs = metrics.costs.of_model(*labels)
         self._info = metrics.model_info
         self._labels = labels
 

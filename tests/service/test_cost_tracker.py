@@ -172,3 +172,13 @@ def test_a_clock_that_sees_no_time_pass_does_no_harm() -> None:
         tracker.observe(1, 16, 16, 0.0)
     assert tracker.cost.seconds(1, 16, 16) >= 0
     assert np.isfinite(tracker.drift)
+
+
+def test_who_wants_to_know_is_told_of_each_refit_when_the_new_model_is_in_force() -> None:
+    told: list[tuple[CostModel, float]] = []
+    tracker = CostTracker(COST, BUDGET, on_refit=lambda it: told.append((it.cost, it.token_seconds)))
+    observe(tracker, [1.0] * WINDOW_RUNS)
+    assert told == []
+    observe(tracker, [2.0] * WINDOW_RUNS + [1.0] * WINDOW_RUNS)
+    assert len(told) == 2
+    assert told[-1] == (tracker.cost, tracker.token_seconds)

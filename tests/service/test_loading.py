@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from service.bundle import GOLDEN, MANIFEST, Golden, GraphFacts, graph_file, write_golden, write_manifest
 from service.config import Settings
+from service.cost_tracker import WINDOW_RUNS
 from service.errors import BundleError, StartupError
 from service.loading import load_model
 from service.metrics import Metrics
@@ -109,6 +110,44 @@ async def test_a_loaded_model_is_in_the_metrics(bundle: BundlePath) -> None:
     described = {"provider": "CPUExecutionProvider", "precision": "fp32", "digest": loaded.digest, "wanted": "cpu"}
     assert metrics.registry.get_sample_value("mhsa_model_info", labels | described) == 1
     assert (metrics.registry.get_sample_value("mhsa_model_load_seconds", labels) or 0) > 0
+
+
+async def test_what_a_model_costs_is_in_the_metrics_and_in_the_log(
+    bundle: BundlePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics(CollectorRegistry())
+    with caplog.at_level("INFO"):
+        loaded = await load(bundle, metrics, replace(SETTINGS, runners=2, max_batch_tokens=77))
+    await loaded.batcher.stop()
+
+    def shown(name: str) -> float:
+        value = metrics.registry.get_sample_value(f"mhsa_{name}", {"model": "tiny", "version": "1"})
+        assert value is not None
+        return value
+
+    assert (shown("runners"), shown("run_threads"), shown("batch_budget_tokens")) == (2, 1, 77)
+    assert (shown("cost_drift_ratio"), shown("cost_refits_total")) == (1, 0)
+    assert shown("lone_run_threads") in (1, 2)
+    assert shown("plateau_tokens_per_second") > 0
+    assert shown("cost_run_seconds") + shown("cost_token_seconds") + shown("cost_pair_seconds") > 0
+    said = f"a run takes {1e3 * shown('cost_run_seconds'):.2f} ms + {1e3 * shown('cost_token_seconds'):.4f} ms a token"
+    assert any(said in message and "2 runners x 1 threads" in message for message in caplog.messages)
+
+
+async def test_runs_that_take_longer_than_predicted_change_the_model_the_metrics_and_the_log(
+    bundle: BundlePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics(CollectorRegistry())
+    loaded = await load(bundle, metrics)
+    costs = loaded.batcher._scheduler.costs
+    with caplog.at_level("INFO"):
+        for _ in range(WINDOW_RUNS):
+            costs.observe(1, 8, 8, 3 * costs.cost.seconds(1, 8, 8))
+    await loaded.batcher.stop()
+    labels = {"model": "tiny", "version": "1"}
+    assert metrics.registry.get_sample_value("mhsa_cost_refits_total", labels) == 1
+    assert metrics.registry.get_sample_value("mhsa_cost_drift_ratio", labels) == pytest.approx(3)
+    assert "runs take 3.00 times as long as predicted; fitted again" in caplog.text
 
 
 async def test_an_answer_just_within_the_tolerance_is_served(bundle: BundlePath) -> None:
