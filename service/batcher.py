@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from service.cancellation import Cancellation
 from service.errors import DeadlineError, EngineError, OutOfMemoryError, RequestError, StoppedError, UnavailableError
@@ -26,6 +27,9 @@ from service.metrics import ModelMetrics
 from service.request import Encoding, Request
 from service.scheduler import Scheduler, Taken
 from service.supervisor import TEST_SECONDS, Supervisor
+
+if TYPE_CHECKING:
+    from service.tracing import ModelTracing
 
 # Far longer than any batch of a bounded token budget takes.
 JOIN_SECONDS = 5.0
@@ -65,10 +69,11 @@ class Batcher:
         test: Callable[[], object] = lambda: None,
         on_health: Callable[[bool], None] = _ignore,
         on_death: Callable[[], None] = _ignore,
+        tracing: "ModelTracing | None" = None,
     ) -> None:
         self._scheduler = scheduler
         self._num_runners = engine.num_runners
-        self._executor = Executor(engine, metrics, self._note_run)
+        self._executor = Executor(engine, metrics, self._note_run, tracing)
         self._supervisor = Supervisor()
         self._metrics = metrics
         self._test_engine = test

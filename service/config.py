@@ -101,6 +101,10 @@ class Settings:
     )
     log_level: LogLevel = _setting("least severe level that is logged: debug, info, warning or error", default="info")
     log_format: LogFormat = _setting("json writes one object a line, text is for people", default="text")
+    otlp_endpoint: str | None = _setting(
+        "OTLP collector that gets traces by gRPC, http://HOST:4317, or https:// for TLS; without it nothing is traced",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -108,6 +112,10 @@ class Settings:
                 raise StartupError(f"{flag(name)} ({variable(name)}) is {value}; it takes {low} to {high}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise StartupError("--tls-cert and --tls-key go together; one of them is missing")
+        if self.otlp_endpoint is not None and not re.match("https?://.", self.otlp_endpoint):
+            raise StartupError(
+                f"--otlp-endpoint (MHSA_OTLP_ENDPOINT) is {self.otlp_endpoint!r}; it begins with http:// or https://"
+            )
         if self.tenant_weights and self.fairness == "none":
             raise StartupError("--tenant-weights weighs shares, and --fairness none has none")
 

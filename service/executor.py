@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from service.lane import Entry
 from service.metrics import ModelMetrics
 from service.packing import PackedBatch, pack, unpack
 from service.request import Encoding
+
+if TYPE_CHECKING:
+    from service.tracing import ModelTracing
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +60,17 @@ class Ran:
 class Executor:
     """Runs batches on an engine, from several threads at once. `on_run` is told of each run of the engine."""
 
-    def __init__(self, engine: Runner, metrics: ModelMetrics, on_run: Callable[[Ran], None]) -> None:
+    def __init__(
+        self,
+        engine: Runner,
+        metrics: ModelMetrics,
+        on_run: Callable[[Ran], None],
+        tracing: "ModelTracing | None" = None,
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._on_run = on_run
+        self._tracing = tracing
 
     def run(self, batch: Sequence[Entry], *, alone: bool, cancellation: Cancellation) -> list[Ended]:
         """The end of every sequence; of each `StoppedError` where `cancellation` was set."""
@@ -79,13 +89,15 @@ class Executor:
             ]
         finished = time.monotonic()
         for entry in batch:
-            self._metrics.queue_seconds.observe(started - entry.request.arrival)
+            span = entry.request.span
+            self._metrics.queue_seconds.observe(
+                started - entry.request.arrival, None if span is None else span.exemplar
+            )
         return [Ended(entry, started, finished, result) for entry, result in zip(batch, results, strict=True)]
 
     def _encode(self, batch: Sequence[Entry], alone: bool, cancellation: Cancellation) -> list[Encoding | EngineError]:
-        wants_tokens = any(entry.request.wants_tokens for entry in batch)
-        packed = self._pack(batch)
-        outputs = self._run(packed, wants_tokens, alone, cancellation)
+        began = time.monotonic()
+        outputs = self._run(batch, packed := self._pack(batch), began, alone, cancellation)
         if outputs.token_embeddings is None:
             return [self._checked(Encoding(pooled, None)) for pooled in outputs.sentence_embedding]
         rows = unpack(packed, outputs.token_embeddings)
@@ -100,18 +112,24 @@ class Executor:
         except MemoryError as error:
             raise OutOfMemoryError("the host has no memory left for the batch") from error
 
-    def _run(self, packed: PackedBatch, wants_tokens: bool, alone: bool, cancellation: Cancellation) -> Outputs:
+    def _run(
+        self, batch: Sequence[Entry], packed: PackedBatch, began: float, alone: bool, cancellation: Cancellation
+    ) -> Outputs:
+        wants_tokens = any(entry.request.wants_tokens for entry in batch)
         started = time.monotonic()
         try:
             outputs = self._engine.run(packed, wants_tokens=wants_tokens, alone=alone, cancellation=cancellation)
         except EngineError as error:
             if not isinstance(error, StoppedError):
                 self._metrics.engine_failures.inc()
-            self._tell(packed, time.monotonic() - started, error)
+            finished = time.monotonic()
+            self._tell(packed, finished - started, error)
+            self._trace(batch, packed, (began, started, finished), error)
             raise
-        seconds = time.monotonic() - started
-        self._tell(packed, seconds, None)
-        self._metrics.compute_seconds.observe(seconds)
+        finished = time.monotonic()
+        self._tell(packed, finished - started, None)
+        exemplar = self._trace(batch, packed, (began, started, finished), None)
+        self._metrics.compute_seconds.observe(finished - started, exemplar)
         self._metrics.sequences.inc(packed.num_sequences)
         self._metrics.tokens.inc(packed.num_tokens)
         self._metrics.batch_sequences.observe(packed.num_sequences)
@@ -121,6 +139,27 @@ class Executor:
 
     def _tell(self, packed: PackedBatch, seconds: float, error: EngineError | None) -> None:
         self._on_run(Ran(packed.num_sequences, packed.num_tokens, packed.longest, seconds, error))
+
+    def _trace(
+        self,
+        batch: Sequence[Entry],
+        packed: PackedBatch,
+        times: tuple[float, float, float],
+        error: EngineError | None,
+    ) -> dict[str, str] | None:
+        """Trace a run that has a traced request in it; the exemplar that leads to it."""
+        if self._tracing is None:
+            return None
+        requests = dict.fromkeys(entry.request.span for entry in batch if entry.request.span is not None)
+        if not requests:
+            return None
+        facts = {
+            "sequences": packed.num_sequences,
+            "tokens": packed.num_tokens,
+            "longest": packed.longest,
+            "fill": packed.fill,
+        }
+        return self._tracing.note_batch(requests, facts, times, None if error is None else error.reason)
 
     def _checked(self, encoding: Encoding) -> Encoding | EngineError:
         is_finite = np.isfinite(encoding.pooled).all() and (

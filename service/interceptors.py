@@ -22,7 +22,7 @@ from protos import encoder_pb2, open_inference_pb2
 from service.callers import Callers
 from service.errors import RequestError
 from service.logs import method, request_id, trace_id
-from service.servicers.call import REQUEST_ID_KEY, caller, choose_request_id, has_caller_left, trace_id_of
+from service.servicers.call import REQUEST_ID_KEY, caller, choose_request_id, has_caller_left, remote, trace_id_of
 from service.servicers.meter import Instruments, Meter
 from service.servicers.parsing import forgiving, parse
 from service.servicers.status import CODES, REASONS, Failure, failure_of
@@ -84,6 +84,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         method.set(METHODS[details.method])
         request_id.set(choose_request_id(details.invocation_metadata))
         trace_id.set(trace_id_of(details.invocation_metadata))
+        if (tracing := self._instruments.tracing) is not None:
+            remote.set((tracing.caller_of(details.invocation_metadata), details.method.removeprefix("/")))
         try:
             caller.set(self._callers.name(details.invocation_metadata))
         except RequestError as error:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from service.admission import Bounds
 from service.batcher import Batcher
@@ -23,6 +23,9 @@ from service.repository import BundlePath, Model
 from service.request import Limits
 from service.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from service.tracing import Tracing
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ async def load_model(
     *,
     on_health: Callable[[bool], None],
     on_death: Callable[[], None],
+    tracing: "Tracing | None" = None,
 ) -> Model:
     """Read, open, verify against the golden outputs, calibrate (which warms) and start one model.
 
@@ -70,6 +74,7 @@ async def load_model(
         test=lambda: verify(bundle, engine, precision),
         on_health=on_health,
         on_death=on_death,
+        tracing=None if tracing is None else tracing.of_model(found.name, str(found.version)),
     )
     batcher.start()
     of_model.set_info(engine.provider, precision, bundle.digest, wanted_device(settings.device))

@@ -7,11 +7,15 @@ it is touched under the batcher's lock; everything else by the event loop's thre
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import RequestError
+
+if TYPE_CHECKING:
+    from service.tracing import RequestSpan
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -82,7 +86,7 @@ class Request:
     """One caller's sequences and what has become of them. Times are monotonic seconds.
 
     `caller` is who shares the server fairly with others; all without a name are one. `num_bytes` is what the request
-    holds in memory while it is in flight: its message and its answer.
+    holds in memory while it is in flight: its message and its answer. `span` is None unless it is traced.
 
     `is_admitted`, `is_queued`, `num_queued_sequences` and `num_queued_tokens` are the scheduler's own notes.
     """
@@ -94,6 +98,7 @@ class Request:
     priority: Priority = Priority.NORMAL
     caller: str = ""
     num_bytes: int = 0
+    span: "RequestSpan | None" = None
     on_settled: Callable[[], None] = lambda: None
     encodings: list[Encoding | None] = field(init=False)
     error: RequestError | None = field(init=False, default=None)

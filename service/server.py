@@ -10,12 +10,13 @@ a listener that is still open, so that callers get an answer and not a reset; wa
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import signal
 import ssl
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -41,12 +42,17 @@ from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
 from service.servicers.reflection import reflection_servicer
 
+if TYPE_CHECKING:
+    from service.tracing import Tracing
+
 HEALTH_NAMES = (
     encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name,
     open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
 # After the last answer: for gRPC's own threads to put it on the wire.
 _FLUSH_SECONDS = 0.2
+# For the last traces, of which a collector that does not answer would take 10.
+_TRACES_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +68,7 @@ class Server:
         self.is_dead = asyncio.Event()
         self._draining = asyncio.Event()
         self._health = HealthServicer(HEALTH_NAMES)
-        self.instruments = Instruments(self.metrics)
+        self.instruments = Instruments(self.metrics, tracing=_open_tracing(settings))
         self._interceptor = RequestInterceptor(self.instruments, read_callers(settings))
         self._grpc = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         bounds = StreamBounds(
@@ -101,7 +107,12 @@ class Server:
             self.metrics.of_model(name, version).watch_ready(is_ready)
         for bundle in self._bundles:
             model = await load_model(
-                bundle, self._settings, self.metrics, on_health=self._on_health, on_death=self.is_dead.set
+                bundle,
+                self._settings,
+                self.metrics,
+                on_health=self._on_health,
+                on_death=self.is_dead.set,
+                tracing=self.instruments.tracing,
             )
             self.repository.add(model)
         self._health.set_serving(True)
@@ -128,6 +139,13 @@ class Server:
             num_in_flight = self._interceptor.num_in_flight
             facts = fields(event="grace_over")
             log.warning("%d requests are not done after the grace; they fail", num_in_flight, extra=facts)
+
+    async def flush(self) -> None:
+        """Write and send what has been held back of logs and traces."""
+        self.instruments.failures.close()
+        if self.instruments.tracing is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(self.instruments.tracing.close), _TRACES_SECONDS)
 
     async def stop(self) -> None:
         """Close everything at once, in reverse order of the start."""
@@ -163,7 +181,7 @@ async def serve(server: Server) -> int:
         await _first(server.drain(), stopping.wait())
     await asyncio.sleep(_FLUSH_SECONDS)
     code = 1 if server.is_dead.is_set() else 0
-    server.instruments.failures.close()
+    await server.flush()
     log.info("stopped: exit code %d", code, extra=fields(event="stopped", exit_code=code))
     return code
 
@@ -177,6 +195,18 @@ async def _first(*awaitables: Any) -> None:
     await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
         task.result()
+
+
+def _open_tracing(settings: Settings) -> "Tracing | None":
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from service.tracing import Tracing
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("opentelemetry"):
+            raise
+        raise StartupError("--otlp-endpoint: OpenTelemetry is not installed; install mhsa-serve[otel]") from None
+    return Tracing.to_collector(settings.otlp_endpoint)
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

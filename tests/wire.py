@@ -23,6 +23,7 @@ from service.servicers.encode_stream import StreamBounds
 from service.servicers.encoder import EncoderServicer
 from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
+from service.tracing import Tracing
 from tests.fakes import FakeBatcher, fake_model, fake_repository
 
 if TYPE_CHECKING:
@@ -73,12 +74,13 @@ async def running(
     max_stream_requests: int = 4,
     max_stream_seconds: float | None = None,
     max_stream_bytes: int = 1024 * 1024,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Wire]:
     """A server on a free port, stopped at the end."""
     batcher = batcher or FakeBatcher()
     repository = repository or fake_repository(fake_model(batcher))
     metrics = Metrics(CollectorRegistry())
-    instruments = Instruments(metrics)
+    instruments = Instruments(metrics, tracing=tracing)
     interceptor = RequestInterceptor(instruments, Callers([Token.of(token) for token in tokens], fairness))
     draining = asyncio.Event()
     server = grpc.aio.server(interceptors=[interceptor], options=[("grpc.so_reuseport", 0)])

@@ -6,13 +6,24 @@ import re
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from service.request import Request
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from service.tracing import RequestSpan
 
 REQUEST_ID_KEY = "x-request-id"
 TRACE_KEY = "traceparent"
 
 # Under whose name it has its share of the server; set by the interceptor, in the task that serves the call.
 caller: ContextVar[str] = ContextVar("caller", default="")
+# Where requests are traced: what the caller says of its own trace and the method's full name, set by the interceptor;
+# the span of a request, set by the meter.
+remote: "ContextVar[tuple[Context, str] | None]" = ContextVar("remote", default=None)
+span: "ContextVar[RequestSpan | None]" = ContextVar("span", default=None)
 
 # What may stand in a log line and in a status message as it is.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -49,6 +60,14 @@ def arrival_and_deadline(call: Call) -> tuple[float, float | None]:
     arrival = time.monotonic()
     remaining = call.time_remaining()
     return arrival, None if remaining is None else arrival + remaining
+
+
+def trace(request: Request) -> None:
+    """If this call is traced, have the request's way through queue and runs traced too."""
+    if (current := span.get()) is not None:
+        num_sequences = len(request.sequences)
+        current.describe(arrival=request.arrival, num_sequences=num_sequences, num_tokens=request.num_tokens)
+        request.span = current
 
 
 def has_caller_left() -> bool:

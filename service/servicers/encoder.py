@@ -13,7 +13,7 @@ from service.errors import RequestError
 from service.logs import name_model
 from service.repository import Repository
 from service.request import Limits
-from service.servicers.call import Call, arrival_and_deadline, caller
+from service.servicers.call import Call, arrival_and_deadline, caller, trace
 from service.servicers.encode_stream import EncodeStreamCall, StreamBounds, StreamContext
 from service.servicers.meter import Instruments, Meter
 
@@ -80,6 +80,7 @@ class EncoderServicer(EncoderServiceServicer):
         model = self._repository.get(message.model, message.version)
         name_model(model.name, model.version)
         request = decode_request(message, model.limits, arrival=arrival, deadline=deadline, caller=caller.get())
+        trace(request)
         await model.batcher.submit(request)
         return encode_response(message, request, model.limits, version=model.version, now=time.monotonic())
 

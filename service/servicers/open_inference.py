@@ -17,7 +17,7 @@ from service.codec.open_inference import decode_infer, encode_infer, output_name
 from service.logs import name_model
 from service.repository import Repository
 from service.request import Limits
-from service.servicers.call import arrival_and_deadline, caller
+from service.servicers.call import arrival_and_deadline, caller, trace
 
 SERVER_NAME = "mhsa-serve"
 # Triton's word for an ONNX graph run by ONNX Runtime; clients compare it.
@@ -67,6 +67,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         model = self._repository.get(request.model_name, request.model_version)
         name_model(model.name, model.version)
         call = decode_infer(request, model.limits, arrival=arrival, deadline=deadline, caller=caller.get())
+        trace(call.request)
         await model.batcher.submit(call.request)
         return encode_infer(call, request_id=request.id, model=model.name, version=model.version)
 

@@ -76,6 +76,7 @@ OTHERS = {
     "max_connection_age_grace_seconds": ("90.5", 90.5),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
+    "otlp_endpoint": ("http://collector:4317", "http://collector:4317"),
 }
 
 
@@ -197,6 +198,11 @@ def test_weights_that_are_none_are_refused_by_what_is_wrong_with_them(source: st
 
 def test_weights_of_shares_that_there_are_not_are_refused() -> None:
     assert "--fairness none has none" in refusal([*MODELS, "--fairness", "none", "--tenant-weights", "a=2"], {})
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4317", "grpc://collector:4317", "http://"])
+def test_an_endpoint_without_a_scheme_that_says_whether_tls_is_meant_is_refused(endpoint: str) -> None:
+    assert f"is {endpoint!r}; it begins with http:// or https://" in refusal([*MODELS, "--otlp-endpoint", endpoint], {})
 
 
 @pytest.mark.parametrize("given", ["--tls-cert", "--tls-key"])
