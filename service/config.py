@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -179,22 +179,34 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     parser = argparse.ArgumentParser(
         prog="mhsa-serve", description="Serve exported transformer encoders over gRPC.", allow_abbrev=False
     )
+    add_flags(parser, [f.name for f in _fields()])
+    return settings_from(vars(parser.parse_args(arguments)), environment)
+
+
+def add_flags(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """Give a command the flags of these settings."""
     types = get_type_hints(Settings)
     for row, f in zip(setting_rows(), _fields(), strict=True):
-        parser.add_argument(
-            row.flag,
-            dest=f.name,
-            choices=_choices(types[f.name]),
-            type=_parser_of(types[f.name]),
-            help=f"{row.help} (default: {row.default}; {row.variable})",
-            default=argparse.SUPPRESS,
-        )
-    given = vars(parser.parse_args(arguments))
+        if f.name in names:
+            parser.add_argument(
+                row.flag,
+                dest=f.name,
+                choices=_choices(types[f.name]),
+                type=_parser_of(types[f.name]),
+                help=f"{row.help} (default: {row.default}; {row.variable})",
+                default=argparse.SUPPRESS,
+            )
+
+
+def settings_from(given: dict[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from what flags gave, then environment. Raises `StartupError` for a bad value."""
+    types = get_type_hints(Settings)
     ours = {name: text for name, text in environment.items() if name.startswith("MHSA_") and not _is_link(name, text)}
     if unknown := ours.keys() - {row.variable for row in setting_rows()}:
         raise StartupError(
             f"no setting has the environment variable {', '.join(sorted(unknown))}; see mhsa-serve --help"
         )
+    given = dict(given)
     for f in _fields():
         if f.name not in given and (text := ours.get(variable(f.name))) is not None:
             given[f.name] = _from_environment(f, types[f.name], text)

@@ -37,8 +37,9 @@ _PROBES: tuple[_Probe, ...] = (
 # These are made whatever the time, so that there is something to choose by.
 _LEAST_PROBES = 2
 # The first candidate has the fewest threads for a run: none waits for another that a neighbour has put off its core.
-# To be taken before it, one has to give more than this times its rate.
-_BETTER = 1.05
+# To be taken before it, one has to give more than this times its rate; and if its threads never waited for each other,
+# which they always do, more than that.
+_BETTER, _BETTER_AT_BEST = 1.05, 1.1
 # A second session has to be worth its memory.
 _FASTER_ALONE = 0.95
 # A session grows while it serves: as much again as it took while it was tried must be free.
@@ -130,7 +131,11 @@ def choose(
             for entrant in entrants:
                 entrant.turns.pop((kind, shape), None)
     first, *others = entrants[: len(for_busy)]
-    better = [one for one in others if min(one.rate / first.rate, one.cpu_rate / first.cpu_rate) > _BETTER]
+    better = [
+        other
+        for other in others
+        if other.rate > _BETTER * first.rate and other.rate_at_best > _BETTER_AT_BEST * first.rate_at_best
+    ]
     busy = max(better, key=lambda entrant: entrant.rate, default=first)
     alone = min(entrants, key=lambda entrant: entrant.lone_seconds)
     if alone.lone_seconds > _FASTER_ALONE * busy.lone_seconds:
@@ -167,7 +172,7 @@ class _Entrant(Generic[E]):
         return sum(turn.num_tokens for turn in self._busy) / sum(turn.seconds for turn in self._busy)
 
     @property
-    def cpu_rate(self) -> float:
+    def rate_at_best(self) -> float:
         """What the rate would be if every thread had its CPU and never waited."""
         return sum(turn.num_tokens for turn in self._busy) / sum(turn.cpu_seconds for turn in self._busy)
 

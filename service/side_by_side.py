@@ -11,7 +11,7 @@ from service.packing import PackedBatch
 from service.shapes import Shape, batch_of
 
 # Short runs are repeated, or threads that wake a tenth of a millisecond apart would not run beside each other.
-_LEAST_SECONDS = 0.01
+_LEAST_SECONDS = 0.004
 
 
 class Timed(NamedTuple):
