@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,9 @@ class Batcher:
         """Start the runner threads; must be called from the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
         for number in range(self._num_runners):
-            thread = threading.Thread(target=self._serve, name=f"runner-{number}", daemon=True)
+            # In this context, where the model has its name in the log; threads have none of their own.
+            run = copy_context().run
+            thread = threading.Thread(target=run, args=(self._serve,), name=f"runner-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
         self._watching = self._loop.call_later(WATCH_SECONDS, self._watch)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +16,7 @@ from service.bundle import Manifest
 from service.config import Settings
 from service.cost_metrics import Costs
 from service.cost_tracker import CostTracker
-from service.logs import fields
+from service.logs import fields, name_model
 from service.metrics import Metrics, ModelMetrics
 from service.opening import wanted_device
 from service.preparing import Prepared, prepare, verify
@@ -76,7 +77,9 @@ async def load_model(
         on_death=on_death,
         tracing=None if tracing is None else tracing.of_model(found.name, str(found.version)),
     )
-    batcher.start()
+    in_its_name = copy_context()
+    in_its_name.run(name_model, found.name, str(found.version))
+    in_its_name.run(batcher.start)
     of_model.set_info(engine.provider, precision, bundle.digest, wanted_device(settings.device))
     of_model.load_seconds.set(time.monotonic() - started)
     _log_calibration(found, prepared)

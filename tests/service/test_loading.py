@@ -1,5 +1,6 @@
 """From a bundle on disk to a running model, on a graph that looks its answers up in a table."""
 
+import logging
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,8 +12,10 @@ from prometheus_client import CollectorRegistry
 from service.bundle import GOLDEN, MANIFEST, Golden, GraphFacts, graph_file, write_golden, write_manifest
 from service.config import Settings
 from service.cost_tracker import WINDOW_RUNS
-from service.errors import BundleError, StartupError
+from service.engine import Engine
+from service.errors import BundleError, EngineError, StartupError
 from service.loading import load_model
+from service.logs import TextFormatter
 from service.metrics import Metrics
 from service.packing import pack
 from service.repository import BundlePath, Model
@@ -211,6 +214,24 @@ async def test_both_ways_of_running_are_verified(bundle: BundlePath, monkeypatch
     with pytest.raises(StartupError, match="differ from PyTorch's by"):
         await load(bundle)
     assert seen == [False, True]
+
+
+async def test_what_a_models_runners_say_in_the_log_names_the_model(
+    bundle: BundlePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_manifest(bundle.path, MANIFEST_VALUE)
+    model = await load(bundle)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(TextFormatter().format(record))  # type: ignore[method-assign]
+    logging.getLogger("service.batcher").addHandler(handler)
+    monkeypatch.setattr(Engine, "run", lambda *_, **__: 1 // 0)
+    with pytest.raises(EngineError):
+        await model.batcher.submit(Request((sequence(3),), wants_tokens=False, arrival=0.0, deadline=None))
+    logging.getLogger("service.batcher").removeHandler(handler)
+    await model.batcher.stop()
+
+    assert "a runner thread died; the model is no longer served model=tiny version=1\n" in lines[0]
 
 
 def test_the_golden_batch_of_these_tests_is_ragged() -> None:

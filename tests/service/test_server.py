@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
-from service import loading
+from service import preparing
 from service.config import Settings
 from service.engine import Engine, Outputs
 from service.errors import EngineError, StartupError
@@ -88,7 +88,7 @@ async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:
 
 
 async def test_a_model_that_fails_to_load_stops_the_start(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "differences", lambda *_, **__: (0.5, 0.5))
+    monkeypatch.setattr(preparing, "differences", lambda *_, **__: (0.5, 0.5))
     server = Server(settings(tiny_bundle))
     with pytest.raises(StartupError, match=r"differ from PyTorch's by 5\.0e-01"):
         await serve(server)
