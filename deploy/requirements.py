@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml requires for one extra, a line each: `python requirements.py cpu`.
+"""Prints what pyproject.toml requires for some extras, a line each: `python requirements.py cpu otel`.
 
 An image installs these first and the project's own code last. pip itself cannot install a project's requirements
 without the project, and a copy of the list would go stale. Runs in an image that has nothing but Python.
@@ -9,11 +9,11 @@ import tomllib
 from pathlib import Path
 
 
-def requirements(pyproject: str, extra: str) -> list[str]:
-    """The project's dependencies and those of the extra."""
+def requirements(pyproject: str, *extras: str) -> list[str]:
+    """The project's dependencies and those of the extras."""
     project = tomllib.loads(pyproject)["project"]
-    return [*project["dependencies"], *project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
 
 
 if __name__ == "__main__":
-    print("\n".join(requirements(Path("pyproject.toml").read_text(), sys.argv[1])))
+    print("\n".join(requirements(Path("pyproject.toml").read_text(), *sys.argv[1:])))

@@ -47,11 +47,13 @@ def test_the_server_is_the_target_of_a_build_without_one() -> None:
 
 
 def test_requirements_are_the_project_s_and_the_extra_s() -> None:
-    pyproject = '[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\ncpu = ["b>=1"]\ngpu = ["c"]'
+    extras = 'cpu = ["b>=1"]\ngpu = ["c"]\notel = ["d", "e"]'
+    pyproject = f'[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\n{extras}'
     assert requirements(pyproject, "cpu") == ["a>=1", "b>=1"]
+    assert requirements(pyproject, "gpu", "otel") == ["a>=1", "c", "d", "e"]
 
 
-@pytest.mark.parametrize("extra", ["cpu", "gpu", "export"])
+@pytest.mark.parametrize("extra", ["cpu", "gpu", "otel", "export"])
 def test_what_an_image_installs_is_locked(extra: str) -> None:
     locked = pins(ROOT / "constraints.txt") | pins(ROOT / "deploy/constraints-gpu.txt")
     names = {re.split(r"[\[>=<~!; ]", line)[0].lower().replace("_", "-") for line in requirements(PYPROJECT, extra)}
@@ -72,7 +74,9 @@ def test_the_gpu_image_s_lock_resolves_and_is_whole(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
     command += ["--only-binary=:all:", "--python-version=3.11", f"--target={tmp_path}", *platforms]
     command += [f"--constraint={lock}" for lock in locks]
-    done = subprocess.run([*command, *requirements(PYPROJECT, "gpu")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, *requirements(PYPROJECT, "gpu", "otel")], capture_output=True, text=True, check=False
+    )
     if "NewConnectionError" in done.stderr:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -91,6 +91,11 @@ print([str(path) for path in pathlib.Path("/").glob("*/.cache")], pathlib.Path("
     assert printed.splitlines() == ["[]", "[]", "[] False"]
 
 
+def test_the_serving_image_can_trace(docker: Docker, cpu_image: str) -> None:
+    code = "from service.tracing import Tracing; Tracing.to_collector('http://127.0.0.1:1'); print('traces')"
+    assert docker.run("run", "--rm", *HARDENED, "--entrypoint", "python", cpu_image, "-c", code) == "traces"
+
+
 def test_it_serves_read_only_as_nobody_and_answers_a_client(
     docker: Docker, cpu_image: str, models: str, show: Callable[[str], None]
 ) -> None:
