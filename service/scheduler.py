@@ -14,8 +14,8 @@ waits for a batch of it at most. Nobody starves within a lane: keys never change
 moment has passed has a larger one, unless its deadline cannot be met, and then it is refused.
 
 `take` starts a batch from the most urgent sequence and fills it from the next few: in the order of turns, within a turn
-closest in length first; up to the token budget; with each that costs no more in company than in a run of its own, and
-makes nobody late.
+closest in length first, or most urgent first where that would make somebody late (`punctuality.py`); up to the token
+budget; with each that costs no more in company than in a run of its own, and makes nobody late.
 """
 
 import math
@@ -30,6 +30,7 @@ from service.errors import DeadlineError, QueueFullError
 from service.fair_queue import FairQueue
 from service.lane import Entry
 from service.memory_budget import MemoryBudget
+from service.punctuality import MARGIN, are_hurried, deadline_of
 from service.request import Request
 
 # How long a request without a deadline lets those with one pass.
@@ -115,6 +116,11 @@ class Scheduler:
         """The part of one of the bounds, by its name, that is used."""
         return self._admission.fullness(bound)
 
+    @property
+    def _token_seconds(self) -> float:
+        """Of the whole machine at load."""
+        return self.costs.token_seconds / self._num_runners
+
     def put(self, request: Request, now: float) -> list[Displaced]:
         """Queue every sequence of a request; returns those who had to give way to it.
 
@@ -139,6 +145,8 @@ class Scheduler:
         groups, expired = self._candidates(now)
         if not groups:
             return Taken([], expired)
+        if are_hurried(groups, now, self._token_seconds, self._max_batch_tokens):
+            groups = [[entry] for group in groups for entry in group]
         batch, seconds, is_full = self._compose(groups, self._budget(num_idle), now)
         if not is_full and (wake_at := self._wake_at(batch, seconds)) > now:
             return Taken([], expired, wake_at=wake_at)
@@ -198,7 +206,7 @@ class Scheduler:
         if now + seconds > request.deadline and self._is_trusted(now):
             raise DeadlineError(
                 f"the deadline is {request.deadline - now:.3f} s away; the request would be done in {seconds:.3f} s, "
-                "what is more urgent included"
+                "what is more urgent and a margin included"
             )
 
     def _is_trusted(self, now: float) -> bool:
@@ -210,7 +218,7 @@ class Scheduler:
         """Predicted time until what runs and everything before an entry is done."""
         is_busy = len(self._running) >= self._num_runners
         busy = max(0.0, min(self._running.values()) - now) if is_busy else 0.0
-        return busy + self._queue.tokens_before(entry) * self.costs.token_seconds / self._num_runners
+        return busy + MARGIN * self._queue.tokens_before(entry) * self._token_seconds
 
     def _entries(self, request: Request, work: list[float]) -> Iterator[Entry]:
         before, after = 0.0, sum(work)
@@ -243,7 +251,7 @@ class Scheduler:
         request, cost = entry.request, self.costs.cost
         if request.deadline is None or request.deadline <= now:
             return request.deadline is not None
-        rest = cost.per_run + cost.per_token * request.num_queued_tokens / self._num_runners
+        rest = cost.per_run + self._token_seconds * request.num_queued_tokens
         is_hopeless = request.deadline < now + max(self._seconds_alone(entry), rest)
         return is_hopeless and request.num_queued_sequences < self._queue.num_sequences
 
@@ -258,7 +266,7 @@ class Scheduler:
         length = longest = num_tokens = head.sequence.num_tokens
         seconds, is_full = self._seconds_alone(head), False
         # The first deadline that can be met; nobody joins who would spoil that.
-        limit = _deadline(head) if now + seconds <= _deadline(head) else math.inf
+        limit = deadline_of(head) if now + seconds <= deadline_of(head) else math.inf
         batch = [head]
         for group in groups:
             for entry in sorted(group, key=lambda entry: abs(entry.sequence.num_tokens - length)):
@@ -272,7 +280,7 @@ class Scheduler:
                     is_full = True
                     continue
                 after = cost.seconds(len(batch) + 1, total, reach)
-                latest = min(limit, _deadline(entry))
+                latest = min(limit, deadline_of(entry))
                 if after - seconds > cost.seconds(1, added, added) or now + after > latest:
                     continue
                 batch.append(entry)
@@ -288,8 +296,4 @@ class Scheduler:
         if not self._max_wait_seconds:
             return -math.inf
         oldest = min(entry.request.arrival for entry in batch)
-        return min(oldest + self._max_wait_seconds, *(_deadline(entry) - 2 * seconds for entry in batch))
-
-
-def _deadline(entry: Entry) -> float:
-    return math.inf if entry.request.deadline is None else entry.request.deadline
+        return min(oldest + self._max_wait_seconds, *(deadline_of(entry) - 2 * seconds for entry in batch))
