@@ -121,8 +121,10 @@ class FakeBatcher:
             await held.wait()
 
 
-def fake_model(batcher: FakeBatcher, *, name: str = "fake", version: str = "1", limits: Limits = LIMITS) -> Model:
-    """A model as the repository holds it, with a fake for a batcher."""
+def fake_model(
+    batcher: FakeBatcher | Batcher, *, name: str = "fake", version: str = "1", limits: Limits = LIMITS
+) -> Model:
+    """A model as the repository holds it, with whatever batcher, as a rule the fake."""
     return Model(name, version, MANIFEST, "d" * 64, "FakeExecutionProvider", "fp32", limits, cast("Batcher", batcher))
 
 
