@@ -30,18 +30,24 @@ class ServerProcessError(Exception):
 
 
 class ServerProcess:
-    """`python -m <module> <arguments>`, a server that takes --grpc-port and --metrics-port. A context manager."""
+    """`python -m <module> <arguments>`, a server that takes --grpc-port and --metrics-port. A context manager.
 
-    def __init__(self, module: str, arguments: Sequence[str], *, grpc_port: int, metrics_port: int) -> None:
+    It is asked at `host`, where the arguments must let it listen.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], *, grpc_port: int, metrics_port: int, host: str = "127.0.0.1"
+    ) -> None:
         ports = ["--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
         self._command = [sys.executable, "-m", module, *ports, *arguments]
+        self.host = host
         self.grpc_port = grpc_port
         self.metrics_port = metrics_port
 
     def __enter__(self) -> Self:
         # A health check would be answered by whoever has the port, and the server be thought to serve.
         for port in (self.grpc_port, self.metrics_port):
-            require_free(port)
+            require_free(port, self.host)
         self._log = tempfile.TemporaryFile("w+")  # closed in __exit__
         self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log, process_group=0)
         return self
@@ -61,7 +67,7 @@ class ServerProcess:
     @property
     def target(self) -> str:
         """Where its gRPC listens."""
-        return f"127.0.0.1:{self.grpc_port}"
+        return f"{self.host}:{self.grpc_port}"
 
     def wait_until_serving(self) -> str:
         """Return its target when health says SERVING. Raises `ServerProcessError` if it ends or takes too long."""
@@ -102,12 +108,12 @@ class ServerProcess:
         return lines[-1] if lines else f"{' '.join(self._command)} said nothing"
 
 
-def require_free(port: int) -> None:
-    """Raises `ServerProcessError` when something listens on the port."""
+def require_free(port: int, host: str = "127.0.0.1") -> None:
+    """Raises `ServerProcessError` when something listens on the port at `host`."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: past connections do not count
         try:
-            probe.bind(("", port))
+            probe.bind((host, port))
         except OSError:
             raise ServerProcessError(
                 f"port {port} is taken; stop what listens there (ss -ltnp) and try again"

@@ -38,7 +38,7 @@ from protos.encoder_pb2 import (
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client.plan import CallOptions, Float32Array, Plan, Sequences, Task
 
-_SERVICE_CONFIG = {
+_SERVICE_CONFIG: dict[str, object] = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
         {
@@ -56,17 +56,22 @@ _SERVICE_CONFIG = {
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     # gRPC keeps this much of a call to send again, and tries a larger one once. Its default, 256 KiB, is too little for
     # a part of a server whose limit is a million tokens.
     ("grpc.per_rpc_retry_buffer_size", 4 * 1024 * 1024),
+    # A name is looked up when a connection ends, but by default once in 30 s at most: a rollout is faster, and would
+    # leave a client with the addresses of pods that are gone.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
 ]
+_HEALTH = {"healthCheckConfig": {"serviceName": "mhsa.encoder.v1.EncoderService"}}
 
 
 class EncoderClient:
     """A blocking client; threads may share it.
 
-    `credentials` turn TLS on; `token` is sent as a bearer token; `tenant` is whom a gateway calls for.
+    `credentials` turn TLS on; `token` is sent as a bearer token; `tenant` is whom a gateway calls for. With
+    `watch_health` no call goes to a server that loads or drains. It is for servers that nothing stands before: of a
+    proxy one such server would speak for all.
     """
 
     def __init__(
@@ -76,11 +81,13 @@ class EncoderClient:
         credentials: grpc.ChannelCredentials | None = None,
         token: str | None = None,
         tenant: str | None = None,
+        watch_health: bool = False,
     ) -> None:
+        options = _options(watch_health)
         self._channel = (
-            grpc.insecure_channel(target, _OPTIONS)
+            grpc.insecure_channel(target, options)
             if credentials is None
-            else grpc.secure_channel(target, credentials, _OPTIONS)
+            else grpc.secure_channel(target, credentials, options)
         )
         self._stub = EncoderServiceStub(self._channel)
         self._metadata = _metadata(token, tenant)
@@ -169,11 +176,13 @@ class AsyncEncoderClient:
         credentials: grpc.ChannelCredentials | None = None,
         token: str | None = None,
         tenant: str | None = None,
+        watch_health: bool = False,
     ) -> None:
+        options = _options(watch_health)
         self._channel = (
-            grpc.aio.insecure_channel(target, _OPTIONS)
+            grpc.aio.insecure_channel(target, options)
             if credentials is None
-            else grpc.aio.secure_channel(target, credentials, _OPTIONS)
+            else grpc.aio.secure_channel(target, credentials, options)
         )
         self._stub = EncoderServiceStub(self._channel)
         self._metadata = _metadata(token, tenant)
@@ -249,6 +258,11 @@ class AsyncEncoderClient:
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def _options(watch_health: bool) -> list[tuple[str, int | str]]:
+    config = _SERVICE_CONFIG | (_HEALTH if watch_health else {})
+    return [*_OPTIONS, ("grpc.service_config", json.dumps(config))]
 
 
 def _metadata(token: str | None, tenant: str | None) -> tuple[tuple[str, str], ...]:

@@ -1,14 +1,17 @@
 """nginx with deploy/nginx/nginx.conf, its ports and paths a test's own; nothing is left when the block ends."""
 
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.process import free_ports
@@ -18,46 +21,80 @@ CONFIG = DEPLOY / "nginx" / "nginx.conf"
 # Debian's is in /usr/sbin, which not everybody's PATH has.
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt-get install nginx-light)")
-_SERVERS = ("127.0.0.1:8001", "127.0.0.1:8011")
-_LISTEN = "127.0.0.1:8080"
-_START_SECONDS = 30
+_SERVER = re.compile(r"( *)server (127\.0\.0\.1:\d+)( .*;\n)")
+_LISTEN = "listen 127.0.0.1:8080 "
+_PATHS = "/tmp/mhsa-nginx"
+_WAIT_SECONDS = 60
+
+
+class Proxy:
+    """A running nginx. `target` is where it listens."""
+
+    def __init__(self, directory: Path, targets: Sequence[str]) -> None:
+        (port,) = free_ports(1)
+        self.target = f"127.0.0.1:{port}"
+        self._config = directory / "nginx.conf"
+        self._log = directory / "nginx.log"
+        self._write(targets)
+        # Of root's, workers become nobody, who cannot reach pytest's directories.
+        user = "user root;" if os.getuid() == 0 else ""
+        assert NGINX is not None
+        with self._log.open("w") as output:
+            self._process = subprocess.Popen(
+                [NGINX, "-c", str(self._config), "-g", f"daemon off; {user}"], stderr=output
+            )
+
+    def use(self, targets: Sequence[str]) -> None:
+        """Send calls to these servers from now on: a reload, as an operator does it; returns when it is over."""
+        old = self._workers()
+        self._write(targets)
+        self._process.send_signal(signal.SIGHUP)
+        _wait_for(lambda: not old & self._workers(), self._log)
+
+    def wait_until_listening(self) -> None:
+        """Raises `AssertionError` if it ends or takes too long."""
+        host, _, port = self.target.partition(":")
+
+        def is_listening() -> bool:
+            assert self._process.poll() is None, self._log.read_text()
+            with socket.socket() as probe:
+                return probe.connect_ex((host, int(port))) == 0
+
+        _wait_for(is_listening, self._log)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(_WAIT_SECONDS)
+
+    def _workers(self) -> set[int]:
+        return {child.pid for child in psutil.Process(self._process.pid).children()}
+
+    def _write(self, targets: Sequence[str]) -> None:
+        text = CONFIG.read_text()
+        found = list(_SERVER.finditer(text))
+        assert len(found) == 2
+        assert _LISTEN in text
+        assert _PATHS in text
+        indent, _, rest = found[0].groups()
+        servers = "".join(f"{indent}server {target}{rest}" for target in targets)
+        text = text[: found[0].start()] + servers + text[found[-1].end() :]
+        text = text.replace(_LISTEN, f"listen {self.target} ").replace(_PATHS, str(self._config.parent / "nginx"))
+        self._config.write_text(text)
 
 
 @contextmanager
-def proxy(directory: Path, targets: Sequence[str]) -> Iterator[str]:
-    """The address of an nginx before two servers, HOST:PORT each."""
-    (port,) = free_ports(1)
-    log = directory / "nginx.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(_command(directory, targets, port), stderr=output)
-        try:
-            _wait_until_listening(process, port, log)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(30)
+def proxy(directory: Path, targets: Sequence[str]) -> Iterator[Proxy]:
+    """An nginx before these servers, HOST:PORT each."""
+    running = Proxy(directory, targets)
+    try:
+        running.wait_until_listening()
+        yield running
+    finally:
+        running.stop()
 
 
-def _command(directory: Path, targets: Sequence[str], port: int) -> list[str]:
-    text = CONFIG.read_text()
-    changes = {_LISTEN: f"127.0.0.1:{port}", "/tmp/mhsa-nginx": str(directory / "nginx")}
-    changes |= dict(zip(_SERVERS, targets, strict=True))
-    for old, new in changes.items():
-        assert old in text, f"{CONFIG} has no {old}"
-        text = text.replace(old, new)
-    path = directory / "nginx.conf"
-    path.write_text(text)
-    # Of root's, workers become nobody, who cannot reach pytest's directories.
-    user = "user root;" if os.getuid() == 0 else ""
-    assert NGINX is not None
-    return [NGINX, "-c", str(path), "-g", f"daemon off; {user}"]
-
-
-def _wait_until_listening(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    give_up_at = time.monotonic() + _START_SECONDS
-    while process.poll() is None and time.monotonic() < give_up_at:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+def _wait_for(is_so: Callable[[], bool], log: Path) -> None:
+    give_up_at = time.monotonic() + _WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < give_up_at, f"nginx has not done it:\n{log.read_text()}"
         time.sleep(0.01)
-    raise AssertionError(f"nginx does not listen:\n{log.read_text()}")

@@ -42,8 +42,8 @@ def servers(tiny_bundle: Path) -> Iterator[Servers]:
 @pytest.fixture(scope="module")
 def target(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """nginx before both."""
-    with proxy(tmp_path_factory.mktemp("nginx"), [server.target for server in servers]) as address:
-        yield address
+    with proxy(tmp_path_factory.mktemp("nginx"), [server.target for server in servers]) as nginx:
+        yield nginx.target
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +134,8 @@ async def wires(tmp_path: Path) -> AsyncIterator[tuple[Wire, Wire, grpc.aio.Chan
     """Two servers whose batchers do what a test says, and a channel to the nginx before them."""
     async with AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(running()) for _ in range(2)]
-        address = stack.enter_context(proxy(tmp_path, [first.target, second.target]))
-        yield first, second, await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        nginx = stack.enter_context(proxy(tmp_path, [first.target, second.target]))
+        yield first, second, await stack.enter_async_context(grpc.aio.insecure_channel(nginx.target))
 
 
 Behind = tuple[Wire, Wire, grpc.aio.Channel]
@@ -205,7 +205,7 @@ def test_a_server_that_is_gone_costs_no_call(tiny_bundle: Path, tmp_path: Path) 
     models = tiny_bundle.parents[1]
     with TestedServer(models) as first, TestedServer(models) as second:
         addresses = [first.wait_until_serving(), second.wait_until_serving()]
-        with proxy(tmp_path, addresses) as target, grpc.insecure_channel(target) as channel:
+        with proxy(tmp_path, addresses) as nginx, grpc.insecure_channel(nginx.target) as channel:
             stub = EncoderServiceStub(channel)
             for k in range(40):
                 if k == 10:
@@ -214,7 +214,7 @@ def test_a_server_that_is_gone_costs_no_call(tiny_bundle: Path, tmp_path: Path) 
 
 
 def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:
-    with proxy(tmp_path, ["127.0.0.1:1", "127.0.0.1:2"]) as target, grpc.insecure_channel(target) as channel:
+    with proxy(tmp_path, ["127.0.0.1:1", "127.0.0.1:2"]) as nginx, grpc.insecure_channel(nginx.target) as channel:
         with pytest.raises(grpc.RpcError) as refused:
             EncoderServiceStub(channel).Encode(encode_request([[1]]), timeout=30)
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE

@@ -14,14 +14,14 @@ from deploy.process import ServerProcess, free_ports
 
 
 class TestedServer(ServerProcess):
-    """`mhsa-serve` on free ports of 127.0.0.1."""
+    """`mhsa-serve` on `host`, its gRPC on `grpc_port` or a free one."""
 
     __test__ = False  # to pytest, a class called Test... is tests
 
-    def __init__(self, models: Path, *flags: str) -> None:
-        grpc_port, metrics_port = free_ports(2)
-        arguments = ["--models", str(models), "--host", "127.0.0.1", "--drain-seconds", "0", *flags]
-        super().__init__("service", arguments, grpc_port=grpc_port, metrics_port=metrics_port)
+    def __init__(self, models: Path, *flags: str, host: str = "127.0.0.1", grpc_port: int = 0) -> None:
+        free, metrics_port = free_ports(2)
+        arguments = ["--models", str(models), "--host", host, "--drain-seconds", "0", *flags]
+        super().__init__("service", arguments, grpc_port=grpc_port or free, metrics_port=metrics_port, host=host)
 
     def wait_for_log(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
         """The first part of the log that matches, past or future."""
@@ -53,7 +53,7 @@ class TestedServer(ServerProcess):
         return sum(value for _, _, value in samples)
 
     def _samples(self) -> list[tuple[str, dict[str, str], float]]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10) as response:
             text = response.read().decode()
         return [(s.name, s.labels, s.value) for family in text_string_to_metric_families(text) for s in family.samples]
 
