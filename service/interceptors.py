@@ -21,8 +21,8 @@ from grpc.aio import InternalError
 from protos import encoder_pb2, open_inference_pb2
 from service.callers import Callers
 from service.errors import RequestError
-from service.logs import method, request_id, trace_id
-from service.servicers.call import REQUEST_ID_KEY, caller, choose_request_id, has_caller_left, remote, trace_id_of
+from service.logs import caller, method, request_id, trace_id
+from service.servicers.call import REQUEST_ID_KEY, choose_request_id, has_caller_left, remote, trace_id_of
 from service.servicers.meter import Instruments, Meter
 from service.servicers.parsing import forgiving, parse
 from service.servicers.status import CODES, REASONS, Failure, failure_of

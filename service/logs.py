@@ -1,7 +1,7 @@
 """How a line of the log looks: text for people, or one JSON object a line for machines.
 
-What a line is about (request, trace, method, model) comes from the context it is written in, so that every line below a
-call says it and nobody passes it along. Threads that serve no one call have none.
+What a line is about (request, trace, method, caller, model) comes from the context it is written in, so that every line
+below a call says it and nobody passes it along. Threads that serve no one call have none.
 """
 
 import json
@@ -16,10 +16,12 @@ from typing import Literal, TextIO
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 trace_id: ContextVar[str] = ContextVar("trace_id", default="")
 method: ContextVar[str] = ContextVar("method", default="")
+# Under whose name the call has its share of the server; a name out of the token file, or a tenant's.
+caller: ContextVar[str] = ContextVar("caller", default="")
 # Set once the request has named a model that is served; what a client made up is in no line.
 model: ContextVar[str] = ContextVar("model", default="")
 version: ContextVar[str] = ContextVar("version", default="")
-_SUBJECT = (request_id, trace_id, method, model, version)
+_SUBJECT = (request_id, trace_id, method, caller, model, version)
 
 log = logging.getLogger(__name__)
 

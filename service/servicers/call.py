@@ -1,4 +1,4 @@
-"""What a call says besides its message: its deadline, who calls and is he still there, and its ids in the log."""
+"""What a call says besides its message: its deadline, whether its caller is still there, and its ids in the log."""
 
 import asyncio
 import random
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 REQUEST_ID_KEY = "x-request-id"
 TRACE_KEY = "traceparent"
 
-# Under whose name it has its share of the server; set by the interceptor, in the task that serves the call.
-caller: ContextVar[str] = ContextVar("caller", default="")
 # Where requests are traced: what the caller says of its own trace and the method's full name, set by the interceptor;
 # the span of a request, set by the meter.
 remote: "ContextVar[tuple[Context, str] | None]" = ContextVar("remote", default=None)

@@ -10,10 +10,10 @@ from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceServicer
 from service.codec.encoder import decode_request, encode_response, foreseen_bytes
 from service.errors import RequestError
-from service.logs import name_model
+from service.logs import caller, name_model
 from service.repository import Repository
 from service.request import Limits
-from service.servicers.call import Call, arrival_and_deadline, caller, trace
+from service.servicers.call import Call, arrival_and_deadline, trace
 from service.servicers.encode_stream import EncodeStreamCall, StreamBounds, StreamContext
 from service.servicers.meter import Instruments, Meter
 

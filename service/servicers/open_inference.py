@@ -14,14 +14,16 @@ from protos import open_inference_pb2 as pb
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceServicer
 from service.codec.infer_inputs import TYPES, VECTORS, input_names
 from service.codec.open_inference import decode_infer, encode_infer, output_names
-from service.logs import name_model
+from service.logs import caller, name_model
 from service.repository import Repository
 from service.request import Limits
-from service.servicers.call import arrival_and_deadline, caller, trace
+from service.servicers.call import arrival_and_deadline, trace
 
 SERVER_NAME = "mhsa-serve"
 # Triton's word for an ONNX graph run by ONNX Runtime; clients compare it.
 PLATFORM = "onnxruntime_onnx"
+# Triton's word for the parameters priority and timeout.
+EXTENSIONS = ("schedule_policy",)
 
 _Tensor = pb.ModelMetadataResponse.TensorMetadata
 _Context = ServicerContext[Any, Any]  # Any: no message goes through the context of a unary call
@@ -47,8 +49,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         return pb.ModelReadyResponse(ready=self._repository.is_model_ready(request.name, request.version))
 
     async def ServerMetadata(self, _request: pb.ServerMetadataRequest, _context: _Context) -> pb.ServerMetadataResponse:
-        """Name and version; no extension of the protocol is offered."""
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version)
+        """Name, version, and which of the protocol's extensions there are."""
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version, extensions=EXTENSIONS)
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, _context: _Context) -> pb.ModelMetadataResponse:
         """Inputs and outputs of one model."""

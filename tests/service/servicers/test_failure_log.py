@@ -219,6 +219,14 @@ async def test_a_fault_of_ours_is_one_line_however_many_there_are(
     assert all(("exception" in line) is has_traceback for line in lines.objects)
 
 
+async def test_a_line_says_who_called(lines: Lines) -> None:
+    async with running(fairness="tenant") as wire:
+        await wire.encoder.Encode(encode_request([[-1]]), metadata=(("mhsa-tenant", "acme"),)).code()
+        await wire.encoder.Encode(encode_request([[-1]])).code()
+
+    assert [line.get("caller") for line in lines.objects] == ["acme", None]
+
+
 async def test_callers_share_no_ids(lines: Lines) -> None:
     async with running() as wire:
         held = wire.batcher.hold(1)

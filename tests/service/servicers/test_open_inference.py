@@ -230,4 +230,4 @@ async def test_metadata_lists_every_version_and_field_6_is_left_unset() -> None:
         server = await wire.inference.ServerMetadata(ServerMetadataRequest())
 
     assert list(metadata.versions) == ["2", "10"]
-    assert list(server.extensions) == []
+    assert list(server.extensions) == ["schedule_policy"]
