@@ -1,5 +1,6 @@
 """What the chart says and what the code does are one thing: arguments, ports, probes, grace periods, metric names."""
 
+import json
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from service.healthcheck import READY
 from service.metrics import Metrics
 from service.server import HEALTH_NAMES
 from service.servicers.health import PROCESS
-from tests.deploy.chart import DEPLOY, Values, container, defaults, one, pod
+from tests.deploy.chart import CHART, DEPLOY, Values, container, defaults, one, pod
 from tests.deploy.kubernetes import Object
 from tests.integration.server_process import TestedServer
 
@@ -51,6 +52,15 @@ def test_defaults_are_the_servers_own() -> None:
     assert own["--metrics-port"] == str(values["ports"]["metrics"])
     assert float(own["--drain-seconds"]) == values["shutdown"]["drainSeconds"]
     assert float(own["--grace-seconds"]) == values["shutdown"]["graceSeconds"]
+
+
+def test_settings_are_all_that_the_server_has_and_the_chart_does_not_set_itself() -> None:
+    everything = {**TLS, "auth": {"secretName": "tokens"}}
+    own = {argument.partition("=")[0] for argument in container(everything)["args"]}
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]
+    offered = schema["propertyNames"]["enum"]
+    flags = ["--" + re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", name) for name in offered]
+    assert flags == [row.flag for row in setting_rows() if row.flag not in own], "values.schema.json: settings"
 
 
 def test_a_gpu_pod_never_falls_back_to_its_cpu() -> None:

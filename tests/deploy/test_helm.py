@@ -11,7 +11,7 @@ import helm_python
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, NEEDED, Values, container, defaults, merged, objects, one, pod, texts
+from tests.deploy.chart import CHART, DEPLOY, NEEDED, Values, container, defaults, merged, objects, one, pod, texts
 from tests.deploy.kubernetes import VERSIONS, Object, errors, is_restricted
 
 README = CHART / "README.md"
@@ -26,7 +26,7 @@ AXES: dict[str, list[Values]] = {
     "access": [{}, {"tls": {"secretName": "certificate"}, "auth": {"secretName": "tokens"}}],
     "watching": [
         {"monitoring": {"serviceMonitor": "never", "prometheusRule": "never"}},
-        {"monitoring": {"serviceMonitor": "always", "prometheusRule": "always"}},
+        {"monitoring": {"serviceMonitor": "always", "prometheusRule": "always", "dashboards": True}},
     ],
     "policies": [
         {},
@@ -102,7 +102,7 @@ def test_every_object_of_every_combination_is_strictly_valid_in_every_version(re
     assert wrong == []
     assert {found["kind"] for found in distinct.values()} == {
         *("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "Pod"),
-        *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "PrometheusRule"),
+        *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "PrometheusRule", "ConfigMap"),
     }
 
 
@@ -191,6 +191,13 @@ def test_large_numbers_reach_the_server_as_they_were_written() -> None:
     assert "--max-wait-seconds=0.0025" in container({"settings": {"maxWaitSeconds": 0.0025}})["args"]
 
 
+def test_dashboards_are_the_files_with_the_label_that_grafana_looks_for() -> None:
+    found = [o for o in objects({"monitoring": {"dashboards": True}}) if o["kind"] == "ConfigMap"]
+    files = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
+    assert {name: text for o in found for name, text in o["data"].items()} == {f.name: f.read_text() for f in files}
+    assert all(o["metadata"]["labels"]["grafana_dashboard"] == "1" for o in found)
+
+
 def test_what_is_mounted_is_a_volume_and_what_is_a_volume_is_mounted(releases: list[list[Object]]) -> None:
     for release in releases:
         (spec,) = (o["spec"]["template"]["spec"] for o in release if o["kind"] == "Deployment")
@@ -228,6 +235,8 @@ REFUSED: list[tuple[Values, str]] = [
     ),
     ({"monitoring": {"objectives": {"availability": 1}}}, "at '/monitoring/objectives/availability': exclusiveMaximum"),
     ({"monitoring": {"runbookBase": "https://example.com"}}, "at '/monitoring/runbookBase': .* does not match pattern"),
+    ({"settings": {"maxBatchToken": 4}}, "invalid propertyName 'maxBatchToken'"),
+    ({"settings": {"grpcPort": 9000}}, "invalid propertyName 'grpcPort'"),
     ({"replicaCount": 3}, "additional properties 'replicaCount' not allowed"),
     ({"tls": {"secret": "a"}}, "at '/tls': additional properties 'secret' not allowed"),
 ]
@@ -251,10 +260,14 @@ def test_the_package_holds_every_file_that_a_release_needs(tmp_path: Path) -> No
     assert rendered == texts()
 
 
+# Maps whose keys are the users': one value each.
+FREE = ("resources.requests", "resources.limits", "monitoring.dashboardLabels")
+
+
 def leaves(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value that is no map, by its path; an empty map is one that users fill."""
     for key, value in values.items():
-        if isinstance(value, dict) and value and f"{prefix}{key}" not in ("resources.requests", "resources.limits"):
+        if isinstance(value, dict) and value and f"{prefix}{key}" not in FREE:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
