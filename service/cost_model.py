@@ -32,6 +32,10 @@ class CostModel:
         """Predicted seconds of one run of B sequences with T tokens, the longest of S."""
         return self.per_run + self.per_token * num_tokens + self.per_pair * num_sequences * longest * longest
 
+    def scaled(self, factor: float) -> "CostModel":
+        """Of a machine that takes so many times as long."""
+        return CostModel(factor * self.per_run, factor * self.per_token, factor * self.per_pair)
+
     def share(self, num_tokens: int) -> float:
         """A sequence's fair share of a run: its own work, without the run's fixed cost."""
         return self.per_token * num_tokens + self.per_pair * num_tokens * num_tokens

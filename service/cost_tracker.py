@@ -12,7 +12,6 @@ Synchronous, without a clock or threads; the caller's lock guards `observe`, and
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median, quantiles
 
 from service.cost_model import CostModel, Sample, fit
@@ -28,12 +27,6 @@ _LEAST_SECONDS = 1e-6
 _SHORT_TOKENS = 16
 # So many runs of at least half the budget make a window one of a loaded machine.
 _LOADED_RUNS = WINDOW_RUNS // 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Observation:
-    run: Sample
-    drift: float
 
 
 class CostTracker:
@@ -58,33 +51,42 @@ class CostTracker:
         self.num_refits = 0
         self._max_batch_tokens = max_batch_tokens
         self._on_refit = on_refit
-        self._window: list[_Observation] = []
+        self._window: list[Sample] = []
 
     def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float) -> None:
         """One run of the kind that the model is of."""
-        seconds = max(seconds, _LEAST_SECONDS)
-        predicted = max(self.cost.seconds(num_sequences, num_tokens, longest), _LEAST_SECONDS)
-        run = Sample(num_sequences, num_tokens, longest, seconds)
-        self._window.append(_Observation(run, seconds / predicted))
+        self._window.append(Sample(num_sequences, num_tokens, longest, max(seconds, _LEAST_SECONDS)))
         if len(self._window) == WINDOW_RUNS:
             self._judge(self._window)
             self._window = []
 
-    def _judge(self, window: list[_Observation]) -> None:
-        self.drift = median(one.drift for one in window)
-        self.worst_error = quantiles((abs(one.drift - 1) for one in window), n=10)[-1]
+    def _judge(self, window: list[Sample]) -> None:
+        drifts = [_drift(self.cost, run) for run in window]
+        self.drift = median(drifts)
+        self.worst_error = quantiles((abs(drift - 1) for drift in drifts), n=10)[-1]
         is_off = abs(self.drift - 1) > MAX_DRIFT
         if is_off:
-            usable = [one.run for one in window if 1 / _OUTLIER < one.drift / self.drift < _OUTLIER]
-            self.cost = fit([*_scaled(self.cost, self.drift), *usable])
+            self.cost = self._refitted(window)
             self.token_seconds *= self.drift
             self.num_refits += 1
         # Small runs cost more a token, and there are none but small ones while little is asked for.
-        loaded = [one.run for one in window if 2 * one.run.num_tokens >= self._max_batch_tokens]
+        loaded = [run for run in window if 2 * run.num_tokens >= self._max_batch_tokens]
         if len(loaded) >= _LOADED_RUNS:
             self.token_seconds = sum(run.seconds for run in loaded) / sum(run.num_tokens for run in loaded)
         if is_off:
             self._on_refit(self)
+
+    def _refitted(self, runs: list[Sample]) -> CostModel:
+        scaled = self.cost.scaled(self.drift)
+        usable = [run for run in runs if 1 / _OUTLIER < _drift(scaled, run) < _OUTLIER]
+        fitted = fit([*_predictions(scaled), *usable])
+        # The fit is drawn to the fast runs of a noisy window: relative to itself, a slow one is never far off.
+        return fitted.scaled(median(_drift(fitted, run) for run in runs))
+
+
+def _drift(cost: CostModel, run: Sample) -> float:
+    """Observed over predicted seconds."""
+    return run.seconds / max(cost.seconds(run.num_sequences, run.num_tokens, run.longest), _LEAST_SECONDS)
 
 
 def _full_batch_seconds(cost: CostModel, max_batch_tokens: int) -> float:
@@ -92,5 +94,5 @@ def _full_batch_seconds(cost: CostModel, max_batch_tokens: int) -> float:
     return cost.seconds(max_batch_tokens // length, max_batch_tokens, length)
 
 
-def _scaled(cost: CostModel, factor: float) -> list[Sample]:
-    return [Sample(b, b * s, s, max(factor * cost.seconds(b, b * s, s), _LEAST_SECONDS)) for b, s in _ANCHORS]
+def _predictions(cost: CostModel) -> list[Sample]:
+    return [Sample(b, b * s, s, max(cost.seconds(b, b * s, s), _LEAST_SECONDS)) for b, s in _ANCHORS]

@@ -73,6 +73,21 @@ def test_noise_of_15_percent_never_refits(seed: int, seen: list[tuple[int, int, 
     assert tracker.drift != 1.0
 
 
+def test_a_machine_as_noisy_as_it_gets_is_refitted_once_and_then_mostly_left_alone() -> None:
+    """Runs of 1 to 6 times their usual time, as beside neighbours that come and go.
+
+    The middle of 64 such runs is off by 8% as a rule (0.5 * 1.25 / 8), so that once in a while it is by 20%.
+    """
+    refits = []
+    for seed in range(20):
+        tracker, random = CostTracker(COST, BUDGET), np.random.default_rng(seed)
+        for _ in range(10):
+            observe(tracker, list(random.lognormal(0.8, 0.5, WINDOW_RUNS)))
+        refits.append(tracker.num_refits)
+    assert min(refits) == 1
+    assert np.mean(refits) < 2
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(SHAPES), st.floats(1e-3, 1e3)), min_size=WINDOW_RUNS, max_size=WINDOW_RUNS),
     st.integers(1, 5),
