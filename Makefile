@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-deploy check bench bench-int8 bench-overload families protos format clean help
+.PHONY: run test test-deploy check bench bench-int8 bench-overload families dashboards dashboards-pictures protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
@@ -38,6 +38,12 @@ bench-overload: $(MODEL)/model.json  ## Offer up to four times what the server c
 
 families: $(VENV)/.made  ## Export, verify and serve every family in every precision; one table
 	$(BIN)/python -m tests.families
+
+dashboards: $(VENV)/.made  ## Write the dashboards' JSON from deploy/grafana
+	$(BIN)/python -m deploy.grafana
+
+dashboards-pictures: $(MODEL)/model.json  ## Draw the dashboards from minutes of real load, for deploy/README.md
+	$(BIN)/python -m tests.deploy.pictures
 
 protos: $(VENV)/.made  ## Generate the Python code of the protos
 	$(BIN)/python -m protos.generate

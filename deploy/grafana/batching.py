@@ -1,4 +1,4 @@
-"""Is the work put together well? Batches, queue against compute, deadlines, the engine."""
+"""Is the work put together well? Batches, queue against compute, cost model, deadlines, the engine."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
 from deploy.grafana.queries import MODEL, WINDOW, buckets, mean, quantile, rate
@@ -104,6 +104,53 @@ _TIME = Row(
     ),
 )
 
+_COSTS = Row(
+    "Cost model",
+    (
+        Panel(
+            "Cost model error",
+            "How far the predicted time of a run is off, of the worst replica. Deadlines are judged by it.",
+            "percentunit",
+            (Query(f"max by (model, version) (mhsa_cost_error_ratio{{{MODEL}}})", _VERSION),),
+            limit=0.5,
+        ),
+        Panel(
+            "Drift",
+            "Observed over predicted time of a run. Beyond 0.8 and 1.2 the model is fitted again.",
+            "none",
+            (Query(f"mhsa_cost_drift_ratio{{{MODEL}}}", "{{instance}} {{model}}/{{version}}"),),
+        ),
+        Panel(
+            "Refits",
+            "How often the cost model was fitted again. Often, where neighbours come and go on the machine.",
+            "short",
+            (Query(f"sum by (model, version) (increase(mhsa_cost_refits_total{{{MODEL}}}{WINDOW}))", _VERSION),),
+        ),
+        Panel(
+            "Predicted time of a run",
+            "What a run of no tokens costs, and what each thousand tokens adds.",
+            "s",
+            (
+                Query(f"avg by (model, version) (mhsa_cost_run_seconds{{{MODEL}}})", f"each run {_VERSION}"),
+                Query(
+                    f"1000 * avg by (model, version) (mhsa_cost_token_seconds{{{MODEL}}})", f"1,000 tokens {_VERSION}"
+                ),
+            ),
+            width=12,
+        ),
+        Panel(
+            "Mean tokens in a run against the budget",
+            "Under load runs come near the budget; far below it, a runner was free and did not wait for more.",
+            "short",
+            (
+                Query(mean("mhsa_batch_tokens", _BY), f"mean {_VERSION}"),
+                Query(f"max by (model, version) (mhsa_batch_budget_tokens{{{MODEL}}})", f"budget {_VERSION}"),
+            ),
+            width=12,
+        ),
+    ),
+)
+
 _DEADLINES = Row(
     "Deadlines and faults",
     (
@@ -136,6 +183,6 @@ _DEADLINES = Row(
 DASHBOARD = Dashboard(
     "mhsa-batching",
     "mhsa-serve: Batching",
-    "How requests become runs: size and fill of batches, queue against compute, deadlines.",
-    (_BATCHES, _TIME, _DEADLINES),
+    "How requests become runs: size and fill of batches, queue against compute, the cost model, deadlines.",
+    (_BATCHES, _TIME, _COSTS, _DEADLINES),
 )

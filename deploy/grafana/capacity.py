@@ -1,7 +1,7 @@
 """How much more can it do? Rates for each replica and core, headroom at the objective, the machine."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
-from deploy.grafana.queries import JOB, WINDOW, rate
+from deploy.grafana.queries import JOB, MODEL, WINDOW, rate
 
 _NOW = f"avg by (namespace, job) (instance:mhsa_tokens:rate5m{{{JOB}}})"
 _BEST = f"max_over_time(job:mhsa_tokens_per_replica_at_objective:rate5m{{{JOB}}}[7d])"
@@ -51,6 +51,43 @@ _RATES = Row(
             "What a core that is fully used computes: lower than usual means that something else costs time.",
             "short",
             (Query(f"{rate('mhsa_tokens_total', 'instance')} / {_CPU}", "{{instance}}"),),
+        ),
+        Panel(
+            "Tokens for each core",
+            "Tokens in a second for each core that the replica may use, used or not.",
+            "short",
+            (
+                Query(
+                    f"{rate('mhsa_tokens_total', 'instance')} / max by (instance) "
+                    f"(mhsa_runners{{{MODEL}}} * mhsa_run_threads{{{MODEL}}})",
+                    "{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Busy runners",
+            "The part of the time that runners are in a run. Waiting grows fast above 80%.",
+            "percentunit",
+            (
+                Query(
+                    f"{rate('mhsa_compute_seconds_sum', 'instance, model, version')} / "
+                    f"sum by (instance, model, version) (mhsa_runners{{{MODEL}}})",
+                    "{{instance}} {{model}}/{{version}}",
+                ),
+            ),
+            limit=0.8,
+        ),
+        Panel(
+            "Part of the full rate",
+            "Tokens in a second over the rate of full batches that was measured at load.",
+            "percentunit",
+            (
+                Query(
+                    f"{rate('mhsa_tokens_total', 'instance, model, version')} / "
+                    f"sum by (instance, model, version) (mhsa_plateau_tokens_per_second{{{MODEL}}})",
+                    "{{instance}} {{model}}/{{version}}",
+                ),
+            ),
         ),
         Panel(
             "Sequences by model",

@@ -5,6 +5,7 @@ have data here is listed with its reason.
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ import trustme
 import yaml
 
 from deploy.grafana.__main__ import DASHBOARDS
-from deploy.grafana.prometheus import Prometheus, Series
+from deploy.grafana.prometheus import Prometheus, QueryError, Series
 from deploy.grafana.queries import filled
+from deploy.process import free_ports
 from tests.deploy import chart
 from tests.deploy.prometheus_files import ROOT, alerting_rules, recording_rules
 from tests.deploy.prometheus_process import PrometheusProcess
@@ -40,16 +42,21 @@ NOT_HERE = {
 
 @pytest.fixture(scope="module")
 def prometheus(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Scraping a server with TLS, while callers of every kind call it."""
+    """Scraping a server with TLS and traces, while callers of every kind call it."""
     directory = tmp_path_factory.mktemp("watched")
     authority = trustme.CA()
     certificate, key = write_certificate(authority, directory / "tls")
-    flags = ("--tls-cert", str(certificate), "--tls-key", str(key), "--max-requests-in-flight", str(MAX_IN_FLIGHT))
+    (nobody,) = free_ports(1)
+    flags = [
+        *("--tls-cert", str(certificate), "--tls-key", str(key)),
+        *("--max-requests-in-flight", str(MAX_IN_FLIGHT)),
+        *("--otlp-endpoint", f"http://127.0.0.1:{nobody}"),  # traces for exemplars, which need no collector
+    ]
     credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
     with TestedServer(tiny_bundle.parents[1], *flags) as server:
         server.wait_for_log("serving 1 models")
         with (
-            PrometheusProcess(directory, {server.metrics_port: LABELS}, JOB) as process,
+            PrometheusProcess(directory, {server.metrics_port: LABELS}, job=JOB) as process,
             in_background(drive([server.target], credentials)),
         ):
             yield process.api
@@ -146,6 +153,21 @@ def test_what_the_autoscaler_asks_keda_for_has_data(prometheus: Prometheus) -> N
     values: chart.Values = {"autoscaling": {"keda": {"enabled": True}}}
     trigger = chart.one("ScaledObject", values)["spec"]["triggers"][0]
     assert len(wait_for_data(prometheus, trigger["metadata"]["query"])) == 1
+
+
+@pytest.mark.parametrize("name", ["mhsa_request_duration_seconds", "mhsa_queue_wait_seconds", "mhsa_compute_seconds"])
+def test_a_duration_leads_to_the_trace_of_one_that_took_so_long(prometheus: Prometheus, name: str) -> None:
+    give_up_at, now = time.monotonic() + PATIENCE_SECONDS, time.time()
+    start, end = str(now - 3600), str(now + 3600)
+    while not (found := prometheus.get("query_exemplars", query=f"{name}_bucket", start=start, end=end)):
+        assert time.monotonic() < give_up_at, "no exemplar"
+        time.sleep(0.2)
+    assert re.fullmatch("[0-9a-f]{32}", found[0]["exemplars"][0]["labels"]["trace_id"])
+
+
+def test_a_query_that_prometheus_does_not_take_is_refused_in_its_words(prometheus: Prometheus) -> None:
+    with pytest.raises(QueryError, match="unclosed left parenthesis"):
+        prometheus.query("rate(up")
 
 
 def _rules(prometheus: Prometheus) -> list[dict[str, str]]:

@@ -23,13 +23,19 @@ _CROWD = 3 * MAX_IN_FLIGHT
 
 
 class _Callers:
-    """What comes to one server. `busy(seconds)` is how many steady callers there are, `seconds` after the start."""
+    """What comes to one server. `busy(seconds)` is how many steady callers there are, `seconds` after the start.
 
-    def __init__(self, channel: grpc.aio.Channel, *, max_tokens: int, busy: Callable[[float], int], seed: int) -> None:
+    `pause` is how long each of those waits after an answer, in seconds; the others wait longer in proportion.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, max_tokens: int, busy: Callable[[float], int], pause: float, seed: int
+    ) -> None:
         self._encoder = EncoderServiceStub(channel)
         self._inference = GRPCInferenceServiceStub(channel)
         self._max_tokens = max_tokens
         self._busy = busy
+        self._pause = pause
         self._rng = np.random.default_rng(seed)
 
     async def run(self) -> None:
@@ -37,27 +43,27 @@ class _Callers:
         self._started = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for number in range(MAX_STEADY):
-                group.create_task(self._again(0.0, self._steady, number))
-            for pause, caller in (
-                (0.2, self._bulk),
-                (0.1, self._infer),
-                (0.3, self._stream),
-                (0.5, self._ask),
-                (0.3, self._wrong),
-                (0.2, self._hurried),
-                (0.2, self._leaving),
-                (1.0, self._crowd),
+                group.create_task(self._again(1, self._steady, number))
+            for times, caller in (
+                (20, self._bulk),
+                (10, self._infer),
+                (30, self._stream),
+                (50, self._ask),
+                (30, self._wrong),
+                (20, self._hurried),
+                (20, self._leaving),
+                (100, self._crowd),
             ):
-                group.create_task(self._again(pause, caller))
+                group.create_task(self._again(times, caller))
 
-    async def _again(self, pause: float, call: Callable[..., Awaitable[object]], *arguments: int) -> None:
+    async def _again(self, times: int, call: Callable[..., Awaitable[object]], *arguments: int) -> None:
         while True:
             try:
                 await call(*arguments)
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.UNAVAILABLE:
                     return
-            await asyncio.sleep(pause)
+            await asyncio.sleep(times * self._pause)
 
     async def _steady(self, number: int) -> None:
         if number < self._busy(asyncio.get_running_loop().time() - self._started):
@@ -108,6 +114,7 @@ async def drive(
     *,
     max_tokens: int = 60,
     busy: Callable[[float], int] = lambda _seconds: MAX_STEADY,
+    pause: float = 0.01,
 ) -> None:
     """Send to each server until cancelled."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
@@ -118,7 +125,7 @@ async def drive(
                 else grpc.aio.secure_channel(target, credentials)
             )
             channel = await stack.enter_async_context(open_channel)
-            group.create_task(_Callers(channel, max_tokens=max_tokens, busy=busy, seed=seed).run())
+            group.create_task(_Callers(channel, max_tokens=max_tokens, busy=busy, pause=pause, seed=seed).run())
 
 
 @contextmanager
