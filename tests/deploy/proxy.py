@@ -23,6 +23,8 @@ NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt-get install nginx-light)")
 _SERVER = re.compile(r"( *)server (127\.0\.0\.1:\d+)( .*;\n)")
 _LISTEN = "listen 127.0.0.1:8080 "
+_TLS = re.compile(r"( *)# (listen .* ssl|ssl_certificate)")
+_TLS_LISTEN = "listen 127.0.0.1:8443 "
 _PATHS = "/tmp/mhsa-nginx"
 _WAIT_SECONDS = 60
 
@@ -30,8 +32,9 @@ _WAIT_SECONDS = 60
 class Proxy:
     """A running nginx. `target` is where it listens."""
 
-    def __init__(self, directory: Path, targets: Sequence[str]) -> None:
+    def __init__(self, directory: Path, targets: Sequence[str], certificates: Path | None) -> None:
         (port,) = free_ports(1)
+        self._certificates = certificates
         self.target = f"127.0.0.1:{port}"
         self._config = directory / "nginx.conf"
         self._log = directory / "nginx.log"
@@ -78,14 +81,18 @@ class Proxy:
         indent, _, rest = found[0].groups()
         servers = "".join(f"{indent}server {target}{rest}" for target in targets)
         text = text[: found[0].start()] + servers + text[found[-1].end() :]
+        if self._certificates is not None:
+            assert len(_TLS.findall(text)) == 3
+            text = _TLS.sub(r"\1\2", text.replace(f"{_LISTEN}http2;\n", ""))
+            text = text.replace(_TLS_LISTEN, _LISTEN).replace("/etc/nginx/tls", str(self._certificates))
         text = text.replace(_LISTEN, f"listen {self.target} ").replace(_PATHS, str(self._config.parent / "nginx"))
         self._config.write_text(text)
 
 
 @contextmanager
-def proxy(directory: Path, targets: Sequence[str]) -> Iterator[Proxy]:
-    """An nginx before these servers, HOST:PORT each."""
-    running = Proxy(directory, targets)
+def proxy(directory: Path, targets: Sequence[str], certificates: Path | None = None) -> Iterator[Proxy]:
+    """An nginx before these servers, HOST:PORT each; with a directory of tls.crt and tls.key it speaks TLS."""
+    running = Proxy(directory, targets, certificates)
     try:
         running.wait_until_listening()
         yield running

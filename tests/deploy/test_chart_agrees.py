@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.deploy.chart import CHART, DEPLOY, Values, container, defaults, one, 
 from tests.deploy.kubernetes import Object
 from tests.integration.server_process import TestedServer
 
+ROOT = DEPLOY.parent
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 TLS: Values = {"tls": {"secretName": "certificate"}}
 ADAPTER = DEPLOY / "helm" / "prometheus-adapter.values.yaml"
@@ -61,6 +63,25 @@ def test_settings_are_all_that_the_server_has_and_the_chart_does_not_set_itself(
     offered = schema["propertyNames"]["enum"]
     flags = ["--" + re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", name) for name in offered]
     assert flags == [row.flag for row in setting_rows() if row.flag not in own], "values.schema.json: settings"
+
+
+def test_images_and_user_are_those_that_the_dockerfile_and_compose_make() -> None:
+    composed = (ROOT / "docker-compose.yml").read_text() + (DEPLOY / "compose.gpu.yml").read_text()
+    images = re.findall(r"image: (mhsa-serve:\S+)", composed.replace("${TAG:-0.1.0}", "0.1.0"))
+    assert container()["image"] in images
+    assert container({"gpu": {"enabled": True}})["image"] in images
+    assert (
+        yaml.safe_load((DEPLOY / "kserve" / "clusterservingruntime.yaml").read_text())["spec"]["containers"][0]["image"]
+        in images
+    )
+    context = pod()["securityContext"]
+    users = re.findall(r"^USER (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(users) == {f"{context['runAsUser']}:{context['runAsGroup']}"}
+
+
+def test_the_charts_version_is_the_programs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project["version"]
 
 
 def test_a_gpu_pod_never_falls_back_to_its_cpu() -> None:

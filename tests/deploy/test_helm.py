@@ -167,7 +167,7 @@ def test_a_gpu_is_given_back_before_the_next_pod_asks_for_it() -> None:
 
 
 def test_a_cpu_rollout_never_takes_a_pod_away_first() -> None:
-    assert one("Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert one("Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": 0}
 
 
 def test_a_slow_start_is_not_called_a_failed_rollout() -> None:

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import trustme
 from google.rpc.error_details_pb2 import RetryInfo
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -211,6 +212,17 @@ def test_a_server_that_is_gone_costs_no_call(tiny_bundle: Path, tmp_path: Path) 
                 if k == 10:
                     first.stop()
                 assert stub.Encode(encode_request([[1, 2]]), timeout=30).dimensions == 32
+
+
+def test_tls_ends_at_the_proxy(servers: Servers, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    with proxy(tmp_path, [server.target for server in servers], tmp_path) as nginx:
+        with EncoderClient(nginx.target, credentials=credentials) as client:
+            assert client.encode([[1, 2, 3]]).shape == (1, 32)
 
 
 def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:

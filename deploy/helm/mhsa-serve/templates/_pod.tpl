@@ -33,7 +33,7 @@ readOnlyRootFilesystem: true
 maxSurge: 0
 maxUnavailable: 1
 {{- else -}}
-maxSurge: 1
+maxSurge: 25%
 maxUnavailable: 0
 {{- end -}}
 {{- end -}}
