@@ -5,9 +5,10 @@ promised is checked at each step; the promises over many steps (nobody starves, 
 """
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hypothesis import settings, strategies
+from hypothesis import given, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from service.admission import Bounds
@@ -46,6 +47,17 @@ class Tracked:
     @property
     def num_waiting_tokens(self) -> int:
         return sum(self.request.sequences[place].num_tokens for place in self.waiting)
+
+
+def part(some: list[Tracked]) -> float:
+    """The largest part of any bound that what waits of some requests takes."""
+    load = Bounds(
+        sum(one.num_waiting_tokens for one in some),
+        sum(len(one.waiting) for one in some),
+        len(some),
+        sum(one.request.num_bytes for one in some),
+    )
+    return max(used / bound for used, bound in zip(load, BOUNDS, strict=True))
 
 
 class AnyInterleaving(RuleBasedStateMachine):
@@ -94,10 +106,23 @@ class AnyInterleaving(RuleBasedStateMachine):
         if displaced:
             assert any(map(int.__gt__, [a + b for a, b in zip(before, load_of(new), strict=True)], BOUNDS))
         for victim in displaced:
-            assert victim.priority > new.priority or (victim.priority == new.priority and victim.caller != new.caller)
+            assert victim.priority >= new.priority
+            if victim.priority == new.priority:
+                self.check_shares(new, victim)
             (one,) = [one for one in self.tracked if one.request is victim]
             assert one.waiting, "what does not wait cannot give way"
             self.forget(one)
+
+    def check_shares(self, new: Request, victim: Request) -> None:
+        """Among equals, only who is beyond its fair share gives way, and only to who is within its own."""
+        equals = [one for one in self.tracked if one.waiting and one.request.priority == new.priority]
+        weights = {caller: 2.0 if caller == "heavy" else 1.0 for caller in ["", "a", "b", "heavy"]}
+        present = {one.request.caller for one in equals} | {new.caller}
+        share = {caller: weights[caller] / sum(weights[other] for other in present) for caller in present}
+        assert victim.caller != new.caller
+        assert part([one for one in equals if one.request.caller == victim.caller]) > share[victim.caller]
+        own = [one for one in equals if one.request.caller == new.caller]
+        assert part([*own, Tracked(new, set(range(len(new.sequences))))]) <= share[new.caller]
 
     @rule(seconds=strategies.floats(0.0, 20.0))
     def time_passes(self, seconds: float) -> None:
@@ -328,3 +353,31 @@ class EveryClassFloods(RuleBasedStateMachine):
 
 TestEveryClassFloods = EveryClassFloods.TestCase
 TestEveryClassFloods.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+
+
+@given(strategies.lists(strategies.tuples(strategies.integers(1, 12), strategies.floats(1.0, 3.0)), min_size=2))
+def test_no_company_makes_late_who_would_have_been_in_time(shapes: list[tuple[int, float]]) -> None:
+    """Single sequences whose deadlines are one to three times as far as each alone takes."""
+    queue = Scheduler(CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1)
+    for length, patience in shapes:
+        with suppress(DeadlineError):
+            queue.put(request(length, deadline=patience * COST.seconds(1, length, length)), 0.0)
+    while batch := (decision := queue.take(0.0)).batch:
+        queue.finish(decision)
+        lengths = [entry.sequence.num_tokens for entry in batch]
+        seconds = COST.seconds(len(lengths), sum(lengths), max(lengths))
+        for entry, length in zip(batch, lengths, strict=True):
+            assert entry.request.deadline is not None
+            assert seconds <= max(entry.request.deadline, COST.seconds(1, length, length))
+
+
+@given(strategies.lists(strategies.tuples(strategies.integers(1, 15), strategies.integers(0, 9)), min_size=2))
+def test_what_only_arrival_tells_apart_starts_batches_in_the_order_of_arrival(shapes: list[tuple[int, int]]) -> None:
+    queue = Scheduler(CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1)
+    for length, arrival in shapes:
+        queue.put(request(length, arrival=float(arrival)), 10.0)
+    heads: list[float] = []
+    while batch := (decision := queue.take(10.0)).batch:
+        queue.finish(decision)
+        heads.append(batch[0].request.arrival)
+    assert heads == sorted(heads)
