@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 from service.__main__ import main
 from service.admission import Bounds
-from service.batcher import Batcher
 from service.cost_tracker import CostTracker
 from service.errors import QueueFullError
 from service.lane import Entry
 from service.request import Request
+from service.runs import Runs
 from service.scheduler import Displaced, Taken
 
 
@@ -92,13 +92,13 @@ class Fifo:
         return list(requests.values())
 
 
-class FifoBatcher(Batcher):
-    """Runs what it has taken to the end, also where nobody waits for it any more."""
+class PatientRuns(Runs):
+    """Runs to the end also what nobody waits for any more."""
 
-    def _stop_deserted_runs(self) -> None:
-        """Nothing."""
+    def stop_deserted(self) -> int:
+        return 0
 
 
 if __name__ == "__main__":
-    with patch("service.loading.Scheduler", Fifo), patch("service.loading.Batcher", FifoBatcher):
+    with patch("service.loading.Scheduler", Fifo), patch("service.batcher.Runs", PatientRuns):
         main()

@@ -18,14 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from service.cancellation import Cancellation
-from service.errors import DeadlineError, EngineError, OutOfMemoryError, RequestError, StoppedError, UnavailableError
+from service.errors import DeadlineError, EngineError, RequestError, StoppedError, UnavailableError
 from service.executor import Ended, Executor, Ran, Runner
 from service.metrics import ModelMetrics
 from service.request import Encoding, Request
+from service.runs import Runs
 from service.scheduler import Scheduler, Taken
 from service.supervisor import TEST_SECONDS, Supervisor
 
@@ -37,17 +36,6 @@ JOIN_SECONDS = 5.0
 WATCH_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """What one runner is at, and the most tokens of it that one run of the engine was able to do."""
-
-    taken: Taken
-    started: float
-    cancellation: Cancellation
-    most_tokens: int = 0
-    lacked_memory: bool = False
 
 
 def _ignore(_is_healthy: bool = False) -> None:
@@ -82,7 +70,7 @@ class Batcher:
         self._on_death = on_death
         self._wakeup = threading.Condition()
         self._threads: list[threading.Thread] = []
-        self._runs: dict[str, _Run] = {}
+        self._runs = Runs()
         self._num_idle = 0
         self._is_stopping = False
         self._is_wakeup_due = False
@@ -115,7 +103,7 @@ class Batcher:
             self._is_stopping = True
             waiting = self._scheduler.clear()
             self._wakeup.notify_all()
-        _fail(waiting, UnavailableError("the server is stopping"))
+        _fail(waiting, UnavailableError, "the server is stopping")
         for thread in self._threads:
             await asyncio.to_thread(thread.join, JOIN_SECONDS)
 
@@ -167,13 +155,7 @@ class Batcher:
         with self._wakeup:
             self._scheduler.end(request)
             if has_left:
-                self._stop_deserted_runs()
-
-    def _stop_deserted_runs(self) -> None:
-        for run in self._runs.values():
-            if not run.cancellation.is_set and all(entry.request.is_settled for entry in run.taken.batch):
-                self._metrics.stopped_runs.inc()
-                run.cancellation.set()
+                self._metrics.stopped_runs.inc(self._runs.stop_deserted())
 
     def _wake_runner(self) -> None:
         self._is_wakeup_due = False
@@ -210,15 +192,15 @@ class Batcher:
                 self._num_idle -= 1
 
     def _begin(self, taken: Taken) -> None:
-        self._runs[threading.current_thread().name] = _Run(taken, time.monotonic(), Cancellation())
+        self._runs.begin(taken)
         if self._scheduler.num_queued_sequences:
             self._wakeup.notify()
 
     def _run(self, taken: Taken) -> list[Ended]:
-        run = self._runs[threading.current_thread().name]
+        run = self._runs.mine
         ended = self._executor.run(taken.batch, alone=taken.is_alone, cancellation=run.cancellation)
         with self._wakeup:
-            del self._runs[threading.current_thread().name]
+            self._runs.end()
             self._scheduler.finish(taken)
             if run.lacked_memory:
                 self._scheduler.note_out_of_memory(taken, run.most_tokens, time.monotonic())
@@ -229,17 +211,16 @@ class Batcher:
         return ended
 
     def _note_run(self, ran: Ran) -> None:
-        run = self._runs[threading.current_thread().name]
         with self._wakeup:
+            run = self._runs.mine
+            run.note(ran)
             if ran.error is None:
                 self._supervisor.note_success()
-                run.most_tokens = max(run.most_tokens, ran.num_tokens)
                 # A run that had the machine to itself says nothing of the others.
                 if not run.taken.is_alone or self._num_runners == 1:
                     self._scheduler.costs.observe(ran.num_sequences, ran.num_tokens, ran.longest, ran.seconds)
             elif not isinstance(ran.error, StoppedError):
                 self._supervisor.note_fault()
-                run.lacked_memory = run.lacked_memory or isinstance(ran.error, OutOfMemoryError)
 
     def _test(self) -> None:
         """Ask the engine for something known to be right, one runner with the lock open, the others waiting."""
@@ -268,10 +249,8 @@ class Batcher:
         """Look for runs that do not end, and for an engine that does not come back."""
         now = time.monotonic()
         with self._wakeup:
-            for run in self._runs.values():
-                if self._supervisor.is_hung(run.started, run.taken.seconds, now):
-                    self._supervisor.note_hang(now)
-                    run.cancellation.set()
+            if self._runs.stop_hung(self._supervisor, now):
+                self._supervisor.note_hang(now)
             is_dead = self._supervisor.is_dead(now)
         self._tell_health()
         if is_dead:
@@ -283,7 +262,7 @@ class Batcher:
         with self._wakeup:
             is_healthy = self._supervisor.is_healthy
             waiting = [] if is_healthy else self._scheduler.clear()
-        _fail(waiting, UnavailableError("the engine does not work"))
+        _fail(waiting, UnavailableError, "the engine does not work")
         if is_healthy != self.is_healthy:
             log.warning("the engine works again" if is_healthy else "the engine does not work, or a run does not end")
             self.is_healthy = is_healthy
@@ -291,7 +270,7 @@ class Batcher:
             self._on_health(is_healthy)
 
     def _settle(self, expired: Iterable[Request], ended: Iterable[Ended]) -> None:
-        _fail(expired, DeadlineError("the deadline passed, or could not be met any more, in the queue"))
+        _fail(expired, DeadlineError, "the deadline passed, or could not be met any more, in the queue")
         for end in ended:
             if isinstance(end.result, Encoding):
                 end.entry.request.complete(end.entry.place, end.result, end.started, end.finished)
@@ -304,15 +283,16 @@ class Batcher:
         with self._wakeup:
             self.is_alive = False
             waiting = self._scheduler.clear()
-            lost = [run.taken for run in self._runs.values()]
+            lost = [run.taken for run in self._runs]
         for one in lost if taken is None else (taken, *lost):
-            _fail((entry.request for entry in one.batch), EngineError("the engine has died"))
-            _fail(one.expired, DeadlineError("the deadline passed in the queue"))
-        _fail(waiting, UnavailableError("the engine has died"))
+            _fail((entry.request for entry in one.batch), EngineError, "the engine has died")
+            _fail(one.expired, DeadlineError, "the deadline passed in the queue")
+        _fail(waiting, UnavailableError, "the engine has died")
         self._metrics.engine_healthy.set(0)
         self._on_death()
 
 
-def _fail(requests: Iterable[Request], error: RequestError) -> None:
+def _fail(requests: Iterable[Request], kind: type[RequestError], text: str) -> None:
+    """To each its own error: each is raised, and keeps where."""
     for request in requests:
-        request.fail(error)
+        request.fail(kind(text))

@@ -97,14 +97,21 @@ class Executor:
 
     def _encode(self, batch: Sequence[Entry], alone: bool, cancellation: Cancellation) -> list[Encoding | EngineError]:
         began = time.monotonic()
-        outputs = self._run(batch, packed := self._pack(batch), began, alone, cancellation)
+        packed = self._pack(batch)
+        outputs, seconds = self._run(batch, packed, began, alone, cancellation)
         if outputs.token_embeddings is None:
-            return [self._checked(Encoding(pooled, None)) for pooled in outputs.sentence_embedding]
-        rows = unpack(packed, outputs.token_embeddings)
-        return [
-            self._checked(Encoding(pooled, tokens if entry.request.wants_tokens else None))
-            for entry, pooled, tokens in zip(batch, outputs.sentence_embedding, rows, strict=True)
-        ]
+            results = [self._checked(Encoding(pooled, None)) for pooled in outputs.sentence_embedding]
+        else:
+            results = [
+                self._checked(Encoding(pooled, tokens if entry.request.wants_tokens else None))
+                for entry, pooled, tokens in zip(
+                    batch, outputs.sentence_embedding, unpack(packed, outputs.token_embeddings), strict=True
+                )
+            ]
+        errors = [result for result in results if isinstance(result, EngineError)]
+        # Without one good number the run has failed, whatever the engine says.
+        self._tell(packed, seconds, errors[0] if len(errors) == len(results) else None)
+        return results
 
     def _pack(self, batch: Sequence[Entry]) -> PackedBatch:
         try:
@@ -114,7 +121,7 @@ class Executor:
 
     def _run(
         self, batch: Sequence[Entry], packed: PackedBatch, began: float, alone: bool, cancellation: Cancellation
-    ) -> Outputs:
+    ) -> tuple[Outputs, float]:
         wants_tokens = any(entry.request.wants_tokens for entry in batch)
         started = time.monotonic()
         try:
@@ -127,7 +134,6 @@ class Executor:
             self._trace(batch, packed, (began, started, finished), error)
             raise
         finished = time.monotonic()
-        self._tell(packed, finished - started, None)
         exemplar = self._trace(batch, packed, (began, started, finished), None)
         self._metrics.compute_seconds.observe(finished - started, exemplar)
         self._metrics.sequences.inc(packed.num_sequences)
@@ -135,7 +141,7 @@ class Executor:
         self._metrics.batch_sequences.observe(packed.num_sequences)
         self._metrics.batch_tokens.observe(packed.num_tokens)
         self._metrics.batch_fill.observe(packed.fill)
-        return outputs
+        return outputs, finished - started
 
     def _tell(self, packed: PackedBatch, seconds: float, error: EngineError | None) -> None:
         self._on_run(Ran(packed.num_sequences, packed.num_tokens, packed.longest, seconds, error))

@@ -369,6 +369,28 @@ async def test_repeated_faults_are_their_requests_own_if_the_engine_passes_its_t
         assert (bench.health, bench.deaths, bench.batcher.is_healthy) == ([], 0, True)
 
 
+async def test_runs_without_one_good_number_are_faults_as_well() -> None:
+    async with running() as bench:
+        for _ in range(MAX_FAULTS):
+            with pytest.raises(EngineError):
+                await bench.batcher.submit(request(POISON))
+        await bench.batcher.submit(request(3))
+        assert bench.engine.num_tests == 1
+
+
+async def test_each_request_has_an_error_of_its_own() -> None:
+    async with running() as bench:
+        blocked = await bench.block()
+        tasks = [asyncio.create_task(bench.batcher.submit(request(n))) for n in (2, 3)]
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        stopping = asyncio.create_task(bench.batcher.stop())
+        one, other = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(one, UnavailableError)
+        assert one is not other
+        bench.engine.gate.set()
+        await asyncio.gather(blocked, stopping)
+
+
 async def test_an_engine_that_fails_its_test_gets_nothing_until_it_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.batcher.TEST_SECONDS", 0.01)
     async with running(num_runners=2) as bench:
