@@ -177,7 +177,10 @@ def setting_rows() -> list[SettingRow]:
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
     """Settings from flags, then environment. Raises `StartupError` for a bad value; --help and unknown flags exit."""
     parser = argparse.ArgumentParser(
-        prog="mhsa-serve", description="Serve exported transformer encoders over gRPC.", allow_abbrev=False
+        prog="mhsa-serve",
+        description="Serve exported transformer encoders over gRPC.",
+        epilog="Other commands, each with its own --help: mhsa-serve calibrate, mhsa-serve healthcheck.",
+        allow_abbrev=False,
     )
     add_flags(parser, [f.name for f in _fields()])
     return settings_from(vars(parser.parse_args(arguments)), environment)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from service.__main__ import _COMMANDS
+
 
 @pytest.mark.parametrize("words", [["--models"], ["calibrate"]])
 def test_without_onnx_runtime_the_line_says_what_to_install(tmp_path: Path, words: list[str]) -> None:
@@ -20,6 +22,12 @@ def test_help_names_every_setting_and_needs_no_models() -> None:
     done = subprocess.run([sys.executable, "-m", "service", "--help"], capture_output=True, text=True, check=True)
     assert "--max-queued-tokens" in done.stdout
     assert "MHSA_MAX_QUEUED_TOKENS" in done.stdout
+
+
+def test_help_names_the_other_commands() -> None:
+    done = subprocess.run([sys.executable, "-m", "service", "--help"], capture_output=True, text=True, check=True)
+    words = " ".join(done.stdout.split())
+    assert all(f"mhsa-serve {name}" in words for name in _COMMANDS)
 
 
 def test_a_wrong_setting_is_one_line() -> None:
