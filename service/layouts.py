@@ -7,8 +7,8 @@ where it does, and memory allows, a second session is kept for it.
 
 The candidates are gone through in rounds, one after the other for each shape, and of each the fastest run counts: to be
 believed, a disturbance has to last through every turn of one candidate and miss the others. Where everything on a
-machine starts at once, it does. So CPU time has its say too, which neighbours hardly change: a run over several threads
-can at best keep all of them busy, and if that would not give a better rate, nothing is believed.
+machine starts at once, that happens. But a one-threaded run waits for nothing except a CPU: its CPU time over its time
+tells whether the machine was ours. If it was not, nothing is believed, and both kinds of session are kept.
 """
 
 import logging
@@ -37,9 +37,10 @@ _PROBES: tuple[_Probe, ...] = (
 # These are made whatever the time, so that there is something to choose by.
 _LEAST_PROBES = 2
 # The first candidate has the fewest threads for a run: none waits for another that a neighbour has put off its core.
-# To be taken before it, one has to give more than this times its rate; and if its threads never waited for each other,
-# which they always do, more than that.
-_BETTER, _BETTER_AT_BEST = 1.05, 1.1
+# To be taken before it, one has to give more than this times its rate.
+_BETTER = 1.05
+# Of the CPU time that it wanted, a one-threaded run has to have had so much for the clock to be believed.
+_OURS = 0.8
 # A second session has to be worth its memory.
 _FASTER_ALONE = 0.95
 # A session grows while it serves: as much again as it took while it was tried must be free.
@@ -130,16 +131,15 @@ def choose(
         if any((kind, shape) not in entrant.turns for entrant in entrants):
             for entrant in entrants:
                 entrant.turns.pop((kind, shape), None)
-    first, *others = entrants[: len(for_busy)]
-    better = [
-        other
-        for other in others
-        if other.rate > _BETTER * first.rate and other.rate_at_best > _BETTER_AT_BEST * first.rate_at_best
-    ]
-    busy = max(better, key=lambda entrant: entrant.rate, default=first)
-    alone = min(entrants, key=lambda entrant: entrant.lone_seconds)
-    if alone.lone_seconds > _FASTER_ALONE * busy.lone_seconds:
-        alone = busy
+    first, widest = entrants[0], entrants[-1]
+    if first.layout.num_threads == 1 and first.rate < _OURS * first.rate_of_cpus:
+        log.warning(
+            "others are using the CPUs, so layouts cannot be compared; taking %s (runners x threads)", first.layout
+        )
+        busy, alone = first, widest
+    else:
+        busy = max(entrants[: len(for_busy)], key=lambda one: one.rate if one is first else one.rate / _BETTER)
+        alone = min(entrants, key=lambda one: one.lone_seconds if one is busy else one.lone_seconds / _FASTER_ALONE)
     measured = [Measured(entrant.layout, entrant.rate, entrant.lone_seconds) for entrant in entrants]
     return Choice(busy.engine, alone.engine, measured)
 
@@ -172,8 +172,8 @@ class _Entrant(Generic[E]):
         return sum(turn.num_tokens for turn in self._busy) / sum(turn.seconds for turn in self._busy)
 
     @property
-    def rate_at_best(self) -> float:
-        """What the rate would be if every thread had its CPU and never waited."""
+    def rate_of_cpus(self) -> float:
+        """What the rate would be if every thread always had a CPU, and work for it."""
         return sum(turn.num_tokens for turn in self._busy) / sum(turn.cpu_seconds for turn in self._busy)
 
     @property
