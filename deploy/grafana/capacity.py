@@ -4,7 +4,7 @@ from deploy.grafana.panels import Dashboard, Panel, Query, Row
 from deploy.grafana.queries import JOB, MODEL, WINDOW, rate
 
 _NOW = f"avg by (namespace, job) (instance:mhsa_tokens:rate5m{{{JOB}}})"
-_BEST = f"max_over_time(job:mhsa_tokens_per_replica_at_objective:rate5m{{{JOB}}}[7d])"
+_BEST = f"job:mhsa_tokens_per_replica_at_objective:max7d{{{JOB}}}"
 _CPU = f"sum by (instance) (rate(process_cpu_seconds_total{{{JOB}}}{WINDOW}))"
 
 _HEADROOM = Row(
@@ -13,7 +13,7 @@ _HEADROOM = Row(
         Panel(
             "Headroom",
             "How much more each replica has been seen to do within a week while latency held its objective. "
-            "It is little where the load has never been high: then it is not known.",
+            "Below 0 it does more than that; and where the load was never high, little is known.",
             "percentunit",
             (Query(f"1 - {_NOW} / {_BEST}", "{{job}}"),),
             "stat",

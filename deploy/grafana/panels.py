@@ -176,7 +176,7 @@ def _options(panel: Panel) -> Json:
     if panel.kind == "heatmap":
         return {"calculate": False, "color": {"mode": "scheme", "scheme": "Oranges"}, "yAxis": {"unit": panel.unit}}
     if panel.kind == "stat":
-        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "area"}
+        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "none"}
     if panel.kind == "table":
         return {"showHeader": True}
     legend = {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["mean", "max"]}
@@ -186,7 +186,7 @@ def _options(panel: Panel) -> Json:
 def _target(panel: Panel, letter: str, query: Query) -> Json:
     shape = {"heatmap": "heatmap", "table": "table"}.get(panel.kind, "time_series")
     target = {"refId": letter, "datasource": _DATASOURCE, "expr": query.expression, "legendFormat": query.legend}
-    is_instant = panel.kind == "table"
+    is_instant = panel.kind in ("table", "stat")  # a budget of 30 days is not for each point of a line
     return target | {"format": shape, "instant": is_instant, "range": not is_instant, "exemplar": not is_instant}
 
 

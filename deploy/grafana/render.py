@@ -26,7 +26,7 @@ from deploy.grafana.units import shown
 
 _INCHES = 0.6, 0.36  # of a column and of a unit of height
 _DOTS = 80
-_COLORS_OF_A_PNG = 48
+_COLORS_OF_A_PNG = 128
 _COLUMNS = 24
 _LETTERS_OF_A_COLUMN = 11
 _TEXT, _FAINT, _RED, _GREEN = "#24292e", "#8a8f98", "#d44a3a", "#2f8f46"
@@ -89,7 +89,7 @@ def _draw_panel(axes: Axes, panel: Panel, prometheus: Prometheus, span: Span) ->
         return
     _DRAWERS[panel.kind](axes, panel, answers)
     if panel.kind in ("timeseries", "heatmap"):
-        axes.xaxis.set_major_locator(AutoDateLocator(maxticks=6))  # type: ignore[no-untyped-call]  # matplotlib's
+        axes.xaxis.set_major_locator(AutoDateLocator(minticks=4, maxticks=8))  # type: ignore[no-untyped-call]  # matplotlib's
         axes.xaxis.set_major_formatter(DateFormatter("%H:%M"))  # type: ignore[no-untyped-call]  # likewise
         axes.set_xlim(*_moments(np.array([span.start, span.end])))
 

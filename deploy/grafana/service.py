@@ -18,7 +18,7 @@ _OBJECTIVES = Row(
     (
         Panel(
             "Error budget left",
-            "What is left of the failures that 30 days may have. Below 0 the objective is missed.",
+            "What is left of the failures that 30 days may have. Below 0 it is missed.",
             "percentunit",
             (
                 Query(
@@ -35,7 +35,7 @@ _OBJECTIVES = Row(
         ),
         Panel(
             "Latency budget left",
-            "What is left of the slow requests that 30 days may have. Below 0 the objective is missed.",
+            "What is left of the slow requests that 30 days may have. Below 0 it is missed.",
             "percentunit",
             (
                 Query(

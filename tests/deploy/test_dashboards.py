@@ -84,6 +84,13 @@ def test_a_panel_says_what_it_shows_and_in_which_unit(dashboard: Dashboard, pane
 
 
 @each_panel
+def test_only_what_is_one_number_looks_back_over_days(dashboard: Dashboard, panel: Panel) -> None:
+    for target in to_json(Dashboard("uid", "Title", "Text.", (Row("Row", (panel,)),)))["panels"][1]["targets"]:
+        assert target["instant"] != target["range"]
+        assert target["instant"] or not re.search(r"\[\d+d", target["expr"])
+
+
+@each_panel
 def test_a_query_reads_only_what_is_exported_or_recorded(dashboard: Dashboard, panel: Panel) -> None:
     for query in panel.queries:
         assert {selector.name for selector in selectors(example(query))} <= (exported_names() | RECORDED | OF_OTHERS)

@@ -140,6 +140,15 @@ def test_prometheus_evaluates_every_rule_without_an_error(prometheus: Prometheus
         time.sleep(0.2)
 
 
+def test_an_alert_that_fires_says_so_in_words(prometheus: Prometheus) -> None:
+    give_up_at, name = time.monotonic() + PATIENCE_SECONDS, "MhsaErrorBudgetBurnsFast"
+    while not (found := [a for a in prometheus.get("alerts")["alerts"] if a["labels"]["alertname"] == name]):
+        assert time.monotonic() < give_up_at, "crowds are refused, and nobody is woken"
+        time.sleep(0.2)
+    summary = found[0]["annotations"]["summary"]
+    assert re.fullmatch(r"mhsa-serve: [0-9.]+% of requests fail by the server's fault", summary)
+
+
 def test_what_the_autoscaler_asks_the_adapter_for_has_data(prometheus: Prometheus) -> None:
     (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
     query = rule["metricsQuery"].replace("<<.GroupBy>>", "pod")

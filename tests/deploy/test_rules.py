@@ -53,6 +53,13 @@ def test_amtool_finds_nothing_wrong_with_the_routes() -> None:
     run(need("amtool"), "check-config", str(PROMETHEUS / "alertmanager.yml"))
 
 
+@pytest.mark.parametrize(("severity", "receiver"), [("page", "pages"), ("ticket", "tickets")])
+def test_alerts_go_to_those_who_are_to_look(severity: str, receiver: str) -> None:
+    path = str(PROMETHEUS / "alertmanager.yml")
+    command = ("config", "routes", "test", f"--config.file={path}", f"--verify.receivers={receiver}")
+    run(need("amtool"), *command, f"severity={severity}")
+
+
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_promtools_cases_pass(path: Path) -> None:
     run(need("promtool"), "test", "rules", str(path))

@@ -50,7 +50,7 @@ class _Callers:
                 (30, self._stream),
                 (50, self._ask),
                 (30, self._wrong),
-                (20, self._hurried),
+                (60, self._hurried),
                 (20, self._leaving),
                 (100, self._crowd),
             ):
