@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2/1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-deploy check bench bench-int8 bench-overload families dashboards dashboards-pictures protos format clean help
+.PHONY: run test test-deploy check bench bench-int8 bench-overload simulate families dashboards dashboards-pictures protos format clean help
 
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
@@ -35,6 +35,9 @@ bench-int8: $(MODEL)/model.json  ## Compare int8 with fp32 and with other ways t
 
 bench-overload: $(MODEL)/model.json  ## Offer up to four times what the server can do; goodput, latency, refusals, beside a plain queue
 	$(BIN)/python -m benchmarks.overload
+
+simulate: $(VENV)/.made  ## Replay a trace through the scheduler in virtual time: a CPU, a GPU, 100 replicas; pictures
+	$(BIN)/python -m benchmarks.simulate
 
 families: $(VENV)/.made  ## Export, verify and serve every family in every precision; one table
 	$(BIN)/python -m tests.families

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 EVERYBODY = ""
+# A refusal that took longer was none at first: the request was let in, and given up while it waited.
+DOOR_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,11 @@ class Tally:
 
     def _asked(self, group: str | None) -> Iterator[Outcome]:
         return (o for o in self.outcomes if self.window.has(o.at) and group in (None, o.group))
+
+
+def is_given_up(outcome: Outcome) -> bool:
+    """Refused, but not at the door."""
+    return outcome.is_refused and outcome.seconds > DOOR_SECONDS
 
 
 def percentile_or_nan(values: Sequence[float], percent: float) -> float:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from benchmarks.open_loop import Offered
-from benchmarks.outcomes import EVERYBODY, Outcome, percentile_or_nan
+from benchmarks.outcomes import EVERYBODY, Outcome, is_given_up, percentile_or_nan
 from benchmarks.report import new_table
 from service.request import Priority
 
@@ -25,8 +25,6 @@ OVERLOADS = ("2x", "4x")
 TIMEOUT_SECONDS = 1.0
 MIN_GOODPUT = 0.95
 MAX_REFUSAL_SECONDS = 0.02
-# A refusal that took longer was none at first: the request was let in, and given up while it waited.
-DOOR_SECONDS = 0.2
 # Later than that, and the load was not the one that was planned; up to it, being late counts against the server.
 MAX_LAG_SECONDS = 0.05
 LOADS_NOTE = """\
@@ -110,11 +108,6 @@ def portion(is_one: Callable[[Outcome], bool], group: str | None = None) -> Quan
 def share(group: str) -> Quantity:
     """A group's part of the goodput."""
     return lambda part, row: part.slices[row].tally.share(group)
-
-
-def is_given_up(outcome: Outcome) -> bool:
-    """Refused, but not at the door."""
-    return outcome.is_refused and outcome.seconds > DOOR_SECONDS
 
 
 def lags(percent: float) -> Quantity:
