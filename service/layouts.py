@@ -133,9 +133,7 @@ def choose(
                 entrant.turns.pop((kind, shape), None)
     first, widest = entrants[0], entrants[-1]
     if first.layout.num_threads == 1 and first.rate < _OURS * first.rate_of_cpus:
-        log.warning(
-            "others are using the CPUs, so layouts cannot be compared; taking %s (runners x threads)", first.layout
-        )
+        log.warning("the CPUs are not free, so layouts cannot be compared; taking %s (runners x threads)", first.layout)
         busy, alone = first, widest
     else:
         busy = max(entrants[: len(for_busy)], key=lambda one: one.rate if one is first else one.rate / _BETTER)

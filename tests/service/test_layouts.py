@@ -147,9 +147,7 @@ def test_a_clock_that_neighbours_disturb_is_not_believed_and_both_sessions_are_k
     machine.disturbed = lambda layout, count: 3.0 if layout == NARROW else 1.0
     with caplog.at_level(logging.WARNING):
         assert layouts(chosen(machine)) == (NARROW, WIDE)
-    assert caplog.messages == [
-        "others are using the CPUs, so layouts cannot be compared; taking 2 x 1 (runners x threads)"
-    ]
+    assert caplog.messages == ["the CPUs are not free, so layouts cannot be compared; taking 2 x 1 (runners x threads)"]
 
 
 @pytest.mark.parametrize(("disturbed", "busy"), [(1.24, WIDE), (1.26, NARROW)])
