@@ -58,11 +58,8 @@ class _Callers:
 
     async def _again(self, times: int, call: Callable[..., Awaitable[object]], *arguments: int) -> None:
         while True:
-            try:
+            with suppress(grpc.aio.AioRpcError):
                 await call(*arguments)
-            except grpc.aio.AioRpcError as error:
-                if error.code() == grpc.StatusCode.UNAVAILABLE:
-                    return
             await asyncio.sleep(times * self._pause)
 
     async def _steady(self, number: int) -> None:
