@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Our capacity before and after our rows, and every row."""
+    """Our capacity before and after the rows that are compared with it, and every row."""
 
     capacities: tuple[Offered, ...]
     slices: Mapping[Row, Offered]
