@@ -75,11 +75,15 @@ class Repository:
         return all(model.batcher.is_healthy for model in self.models)
 
     @property
+    def is_loaded(self) -> bool:
+        """Every model found is loaded."""
+        return all(model for versions in self._models.values() for model in versions.values())
+
+    @property
     def is_ready(self) -> bool:
         """Every model found is loaded and healthy, and the server is staying."""
-        found = [model for versions in self._models.values() for model in versions.values()]
         is_staying = not (self.is_lame_duck or self.is_draining)
-        return is_staying and bool(found) and all(found) and self.is_alive and self.is_healthy
+        return is_staying and self.is_loaded and self.is_alive and self.is_healthy
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether one model is loaded and healthy, and the server is staying. Raises `NotFoundError`."""

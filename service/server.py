@@ -174,7 +174,8 @@ async def serve(server: Server) -> int:
     await _first(server.load(), stopping.wait(), server.is_dead.wait())
     if not stopping.is_set():
         await _first(stopping.wait(), server.is_dead.wait())
-    is_draining = server.repository.is_ready  # nothing to drain while a model loads, or with a dead engine
+    # Nothing to drain while a model loads, or with a dead engine. One that is not healthy may have healthy neighbours.
+    is_draining = server.repository.is_loaded and server.repository.is_alive
     await server.announce_end()
     if is_draining:
         stopping.clear()

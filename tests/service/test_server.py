@@ -78,6 +78,22 @@ async def test_an_engine_that_does_not_work_is_told_by_the_services_and_not_by_t
     assert len(answer.pooled) == 32 * 4
 
 
+async def test_a_server_with_an_engine_that_does_not_work_drains_for_the_others(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(settings(tiny_bundle))
+    process = asyncio.create_task(serve(server))
+    async with asyncio.timeout(30):
+        while not server.repository.is_ready:
+            await asyncio.sleep(0.01)
+    (model,) = server.repository.models
+    monkeypatch.setattr(model.batcher, "is_healthy", False)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await process == 0
+    assert server.repository.is_draining
+    await server.stop()
+
+
 async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:
     server = Server(settings(tiny_bundle))
     process = asyncio.create_task(serve(server))
