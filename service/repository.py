@@ -76,8 +76,9 @@ class Repository:
 
     @property
     def is_loaded(self) -> bool:
-        """Every model found is loaded."""
-        return all(model for versions in self._models.values() for model in versions.values())
+        """Every model found is loaded, and there is one."""
+        found = [model for versions in self._models.values() for model in versions.values()]
+        return bool(found) and all(found)
 
     @property
     def is_ready(self) -> bool:
