@@ -48,6 +48,10 @@ class Fifo:
     def num_queued_sequences(self) -> int:
         return len(self._queue)
 
+    def fullness(self, bound: str) -> float:
+        """The part of the one bound that it has."""
+        return self.num_queued_tokens / self._bounds.tokens if bound == "tokens" else 0.0
+
     def put(self, request: Request, now: float) -> list[Displaced]:
         """Queue every sequence of a request. Raises `QueueFullError`."""
         excess = self.num_queued_tokens + request.num_tokens - self._bounds.tokens

@@ -54,9 +54,13 @@ class Message:
     """One request as it goes over the wire."""
 
     data: bytes
-    num_tokens: int
+    lengths: tuple[int, ...]
     group: str = EVERYBODY
     metadata: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)

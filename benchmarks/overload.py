@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
@@ -27,11 +27,13 @@ from benchmarks import load, machine, open_loop
 from benchmarks.arrivals import poisson_times
 from benchmarks.contenders import rotated
 from benchmarks.field import end_on_sigterm, models_directory, one_process, start_server
+from benchmarks.foretold import fitted, foretell, read_device
 from benchmarks.load import Address, LoadError, encode
-from benchmarks.offline import num_tokens
 from benchmarks.open_loop import Message, Offered, Schedule
-from benchmarks.outcomes import Window
+from benchmarks.outcomes import Tally, Window
 from benchmarks.overload_report import (
+    FORETOLD_NOTE,
+    LOADS,
     LOADS_NOTE,
     MAX_LAG_SECONDS,
     OURS,
@@ -43,6 +45,7 @@ from benchmarks.overload_report import (
     Round,
     Row,
     Stream,
+    foretold_table,
     groups_table,
     judge,
     loads_table,
@@ -71,10 +74,11 @@ _TRIES_A_ROUND = 3
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The load generator's process and the servers, by name."""
+    """The load generator's process and the servers, by name; the tokens that the rivals' queues may hold."""
 
     generator: Executor
     servers: Mapping[str, Address]
+    bounds: Mapping[str, int]
     trace: Sequence[Batch]
     window: Window
 
@@ -86,13 +90,22 @@ class Field:
 
     def offer(self, row: Row, number: int, rate: float) -> Offered:
         """Offer a round's requests in a scenario, where `rate` requests a second are capacity."""
-        streams = SCENARIOS[row.scenario]
-        schedule = plan(streams, [self._messages(number, stream) for stream in streams], number, rate, self.window)
+        schedule = self._plan(row, number, rate)
         return self.generator.submit(open_loop.offer, self.servers[row.server], schedule).result()
+
+    def foretell(self, rows: Iterable[Row], number: int, rate: float, capacity: float) -> dict[Row, Tally]:
+        """What the simulator says of rows, given what our server says of itself and the capacity of the round."""
+        device = read_device(self.servers[OURS])
+        device = fitted(device, self._messages(number), _CALLERS, self.window, capacity)
+        return {row: foretell(self._plan(row, number, rate), device, self.bounds.get(row.server)) for row in rows}
 
     def request_tokens(self, number: int) -> float:
         """Tokens in a request of a round, in the mean."""
         return fmean(message.num_tokens for message in self._messages(number))
+
+    def _plan(self, row: Row, number: int, rate: float) -> Schedule:
+        streams = SCENARIOS[row.scenario]
+        return plan(streams, [self._messages(number, stream) for stream in streams], number, rate, self.window)
 
     def _messages(self, number: int, stream: Stream = EVERYBODY_ALIKE) -> list[Message]:
         return messages(by_count(self.trace[number], REQUEST_SEQUENCES), stream)
@@ -102,8 +115,8 @@ def messages(requests: Iterable[Batch], stream: Stream) -> list[Message]:
     """Requests as callers of a kind send them."""
     metadata = (("mhsa-tenant", stream.group),) if stream.group else ()
     return [
-        Message(encode(sequences, stream.priority), num_tokens(sequences), stream.group, metadata)
-        for sequences in requests
+        Message(encode(batch, stream.priority), tuple(one.num_tokens for one in batch), stream.group, metadata)
+        for batch in requests
     ]
 
 
@@ -167,7 +180,9 @@ def _run(options: argparse.Namespace, work: Path, console: Console) -> int:
         foreign = machine.foreign_cpu_seconds() - foreign
     if not rounds:
         raise LoadError("the load generator never kept its schedule; leave it more of the machine")
-    for part in (loads_table(rounds), LOADS_NOTE, refusals_table(rounds), REFUSALS_NOTE, groups_table(rounds)):
+    for part in (loads_table(rounds), LOADS_NOTE, refusals_table(rounds), REFUSALS_NOTE):
+        console.print(part)
+    for part in (groups_table(rounds), foretold_table(rounds), FORETOLD_NOTE):
         if not isinstance(part, Table) or part.row_count:
             console.print(part)
     verdicts = judge(rounds)
@@ -190,14 +205,14 @@ def _open_field(stack: ExitStack, bundle: Bundle, work: Path, options: argparse.
     generator = stack.enter_context(one_process(load.prepare))
     trace = mixed_trace(_PART_REQUESTS * REQUEST_SEQUENCES, options.rounds)
     parts = [trace.part(number) for number in range(options.rounds + 1)]
-    ours = Field(generator, {OURS: start_server(stack, "service", models, "--fairness", "tenant")}, parts, window)
-    capacity = ours.saturate(OURS, 0).tally.goodput()
-    rivals = {}
-    for name, seconds in RIVALS.items():
-        if name in names:
-            bound = str(max(_LEAST_BOUND_TOKENS, round(seconds * capacity)))
-            rivals[name] = start_server(stack, "benchmarks.fifo", models, "--max-queued-tokens", bound)
-    return Field(generator, {**ours.servers, **rivals}, parts, window)
+    servers = {OURS: start_server(stack, "service", models, "--fairness", "tenant")}
+    capacity = Field(generator, servers, {}, parts, window).saturate(OURS, 0).tally.goodput()
+    bounds = {
+        name: max(_LEAST_BOUND_TOKENS, round(seconds * capacity)) for name, seconds in RIVALS.items() if name in names
+    }
+    for name, bound in bounds.items():
+        servers[name] = start_server(stack, "benchmarks.fifo", models, "--max-queued-tokens", str(bound))
+    return Field(generator, servers, bounds, parts, window)
 
 
 def _run_rounds(field: Field, rows: Sequence[Row], num_rounds: int, console: Console) -> Iterator[Round]:
@@ -223,7 +238,10 @@ def _run_round(field: Field, rows: Sequence[Row], number: int) -> Round:
     rate = before.tally.goodput() / field.request_tokens(number)
     slices = _offer_all(field, judged, number, rate)
     after = field.saturate(OURS, number)
-    return Round((before, after), slices | _offer_all(field, others, number, rate))
+    slices |= _offer_all(field, others, number, rate)
+    plain = [row for row in rows if row.scenario in LOADS]
+    found = Round((before, after), slices)
+    return replace(found, foretold=field.foretell(plain, number, rate, found.capacity))
 
 
 def _offer_all(field: Field, rows: Sequence[Row], number: int, rate: float) -> dict[Row, Offered]:

@@ -5,7 +5,7 @@ disturbed does not decide. A goodput is a ratio to the capacity of its own round
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan, nan
 from statistics import fmean, median
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from benchmarks.open_loop import Offered
-from benchmarks.outcomes import EVERYBODY, Outcome, is_given_up, percentile_or_nan
+from benchmarks.outcomes import EVERYBODY, Outcome, Tally, is_given_up, percentile_or_nan
 from benchmarks.report import new_table
 from service.request import Priority
 
@@ -36,6 +36,11 @@ REFUSALS_NOTE = """\
 Medians over rounds, in ms, from when a request was to be sent until its refusal was read. Of that: how late it was
 sent; what the handler took, at most, by the server's histogram; and what an empty call took beside the same load, which
 has no tokens and never meets the scheduler: gRPC, and the wait of event loops for a CPU.
+"""
+
+FORETOLD_NOTE = """\
+Foretold: by the simulator, for the same requests at the same moments, from the server's own cost model and the round's
+capacity. Medians over rounds.
 """
 
 
@@ -70,6 +75,7 @@ class Round:
 
     capacities: tuple[Offered, ...]
     slices: Mapping[Row, Offered]
+    foretold: Mapping[Row, Tally] = field(default_factory=dict)
 
     @property
     def capacity(self) -> float:
@@ -250,6 +256,28 @@ def groups_table(rounds: Sequence[Round]) -> Table:
                 *(_cell(rounds, row, accepted(percent, stream.group), "{:.0f}", 1000) for percent in (50, 99)),
             )
     return table
+
+
+def foretold_table(rounds: Sequence[Round]) -> Table:
+    """What was measured beside what the simulator says."""
+    headings = ["goodput", "foretold", "accepted p50 ms", "foretold", "p99 ms", "foretold"]
+    table = new_table("measured and simulated", ["", *headings])
+    for row in _rows(rounds, LOADS):
+        if all(row in part.foretold for part in rounds):
+            cells = [_cell(rounds, row, goodput, "{:.3f}"), _cell(rounds, row, _foretold_goodput, "{:.3f}")]
+            for percent in (50, 99):
+                cells.append(_cell(rounds, row, accepted(percent), "{:.0f}", 1000))
+                cells.append(_cell(rounds, row, _foretold_seconds(percent), "{:.0f}", 1000))
+            table.add_row(str(row), *cells)
+    return table
+
+
+def _foretold_goodput(part: Round, row: Row) -> float:
+    return part.foretold[row].goodput() / part.capacity
+
+
+def _foretold_seconds(percent: float) -> Quantity:
+    return lambda part, row: percentile_or_nan(part.foretold[row].accepted_seconds(), percent)
 
 
 def _rows(rounds: Sequence[Round], scenarios: Iterable[str]) -> list[Row]:

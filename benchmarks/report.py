@@ -125,6 +125,7 @@ _NUMBERS = {
     "wanted",
     "measured",
     "goodput",
+    "foretold",
     "load",
     "share",
     "in time",

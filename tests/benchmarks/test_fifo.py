@@ -7,6 +7,7 @@ from service.cost_model import CostModel
 from service.cost_tracker import CostTracker
 from service.errors import QueueFullError
 from service.request import Request, TokenSequence
+from service.scheduler import Scheduler
 
 
 def make_fifo(max_queued_tokens: int = 100) -> Fifo:
@@ -53,6 +54,18 @@ def test_only_an_idle_machine_with_nothing_else_to_do_is_a_batch_s_alone() -> No
     fifo.put(make_request(6, 6, 6), 0.0)
     assert [fifo.take(0.0, num_idle=2).is_alone, fifo.take(0.0, num_idle=1).is_alone] == [False, False]
     assert fifo.take(0.0, num_idle=2).is_alone
+
+
+def test_it_has_all_that_the_server_asks_of_a_scheduler() -> None:
+    """It is put in the scheduler's place at run time, where no type is checked."""
+    asked = {name for name in vars(Scheduler) if not name.startswith("_")} | {"costs"}
+    assert asked <= set(dir(make_fifo()))
+
+
+def test_its_one_bound_is_full_in_part() -> None:
+    fifo = make_fifo(max_queued_tokens=10)
+    fifo.put(make_request(4, 4), 0.0)
+    assert (fifo.fullness("tokens"), fifo.fullness("requests")) == (0.8, 0.0)
 
 
 def test_what_waits_can_be_cleared() -> None:

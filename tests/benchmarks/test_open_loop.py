@@ -13,7 +13,7 @@ from benchmarks.open_loop import Call, Generator, Message, Schedule
 from benchmarks.outcomes import Window
 
 WINDOW = Window(0.0, 1.0)
-MESSAGE = Message(b"m", 7, "group", (("key", "value"),))
+MESSAGE = Message(b"m", (3, 4), "group", (("key", "value"),))
 
 
 class FakeCall:

@@ -19,6 +19,7 @@ from benchmarks.overload_report import (
     Round,
     Row,
     Stream,
+    foretold_table,
     groups_table,
     judge,
     loads_table,
@@ -115,9 +116,19 @@ def test_the_tables_show_every_row_that_was_measured() -> None:
     assert text.getvalue().count(" held") == 8
 
 
+def test_what_was_foretold_stands_beside_what_was_measured() -> None:
+    tally = Tally((Outcome(0.0, 0.25, True, 800, 1.0),), WINDOW)
+    found = replace(make_round(), foretold={OVERLOADED: tally})
+    text = StringIO()
+    Console(file=text, width=160).print(foretold_table([found]))
+    line = next(line for line in text.getvalue().splitlines() if "ours, 4x" in line)
+    assert line.split()[2:] == ["1.000", "0.800", "900", "250", "900", "250"]
+    assert "ours, 2x" not in text.getvalue()
+
+
 def test_streams_are_sent_at_their_own_times_in_one_order() -> None:
     streams = (Stream(4.0, "a"), Stream(1.0, "b"))
-    requests = [[Message(b"1", 1, "a"), Message(b"2", 1, "a")], [Message(b"3", 1, "b")]]
+    requests = [[Message(b"1", (1,), "a"), Message(b"2", (1,), "a")], [Message(b"3", (1,), "b")]]
     found = plan(streams, requests, 0, 50.0, Window(1.0, 20.0))
     groups = [message.group for message in found.messages]
     assert list(found.times) == sorted(found.times)
@@ -126,7 +137,7 @@ def test_streams_are_sent_at_their_own_times_in_one_order() -> None:
 
 
 def test_the_same_seed_is_the_same_plan() -> None:
-    streams, requests, window = SCENARIOS["2x"], [[Message(b"1", 1)]], Window(0.0, 5.0)
+    streams, requests, window = SCENARIOS["2x"], [[Message(b"1", (1,))]], Window(0.0, 5.0)
     assert plan(streams, requests, 7, 20.0, window) == plan(streams, requests, 7, 20.0, window)
     assert plan(streams, requests, 7, 20.0, window) != plan(streams, requests, 8, 20.0, window)
 
@@ -137,4 +148,4 @@ def test_callers_of_a_kind_say_who_they_are_and_how_urgent() -> None:
     request = EncodeRequest.FromString(message.data)
     assert list(request.lengths) == [3, 2]
     assert request.priority == PRIORITY_LOW
-    assert (message.num_tokens, message.group, message.metadata) == (5, "low", (("mhsa-tenant", "low"),))
+    assert (message.lengths, message.group, message.metadata) == ((3, 2), "low", (("mhsa-tenant", "low"),))
