@@ -54,15 +54,15 @@ def calibrate(
     is left out; the first is always made.
     """
     short = min(_SHORT_TOKENS, max_sequence_tokens)
+    grid = _Grid(time_run, clock, stop_at)
     shapes = list(_shapes(short, max_sequence_tokens))
-    fastest: dict[Shape, float] = {}
     for _ in range(_ROUNDS):
-        _measure(time_run, clock, stop_at, shapes, fastest)
-    while clock() < stop_at and _still_rises(fastest, short):
-        longer = Shape(2 * max(fastest).num_sequences, short)
+        grid.measure(shapes)
+    while clock() < stop_at and _still_rises(grid.fastest, short):
+        longer = Shape(2 * max(grid.fastest).num_sequences, short)
         for _ in range(_ROUNDS):
-            _measure(time_run, clock, stop_at, [longer], fastest)
-    samples = [Sample(s.num_sequences, s.num_tokens, s.length, seconds) for s, seconds in fastest.items()]
+            grid.measure([longer])
+    samples = [Sample(s.num_sequences, s.num_tokens, s.length, seconds) for s, seconds in grid.fastest.items()]
     cost = fit(samples)
     errors = [abs(cost.seconds(s.num_sequences, s.num_tokens, s.longest) / s.seconds - 1) for s in samples]
     full = plateau([sample for sample in samples if sample.longest == short])
@@ -91,25 +91,31 @@ def _still_rises(fastest: dict[Shape, float], short: int) -> bool:
     return rates[largest] > _RISE * best_before and 2 * largest * short <= _MAX_BUDGET
 
 
-def _measure(
-    time_run: Callable[[Shape], float],
-    clock: Callable[[], float],
-    stop_at: float,
-    shapes: Sequence[Shape],
-    fastest: dict[Shape, float],
-) -> None:
-    """Run each shape once and keep its fastest time so far."""
-    for shape in shapes:
-        if fastest and clock() + _expected(shape, fastest) > stop_at:
-            return
-        seconds = max(time_run(shape), _LEAST_SECONDS)
-        fastest[shape] = min(seconds, fastest.get(shape, seconds))
+class _Grid:
+    """The fastest run of each shape so far."""
 
+    def __init__(self, time_run: Callable[[Shape], float], clock: Callable[[], float], stop_at: float) -> None:
+        self._time_run = time_run
+        self._clock = clock
+        self._stop_at = stop_at
+        # By the clock, which may be another than that of the runs.
+        self._lasted: dict[Shape, float] = {}
+        self.fastest: dict[Shape, float] = {}
 
-def _expected(shape: Shape, fastest: dict[Shape, float]) -> float:
-    """Seconds of a run by itself, or by the largest so far."""
-    like = shape if shape in fastest else max(fastest, key=lambda measured: measured.num_tokens)
-    return fastest[like] * max(1, shape.num_tokens / like.num_tokens)
+    def measure(self, shapes: Sequence[Shape]) -> None:
+        """Run each shape once."""
+        for shape in shapes:
+            started = self._clock()
+            if self._lasted and started + self._expected(shape) > self._stop_at:
+                return
+            seconds = max(self._time_run(shape), _LEAST_SECONDS)
+            self.fastest[shape] = min(seconds, self.fastest.get(shape, seconds))
+            self._lasted[shape] = self._clock() - started
+
+    def _expected(self, shape: Shape) -> float:
+        """How long a run will last, by the last one of its shape or by the largest."""
+        like = shape if shape in self._lasted else max(self._lasted, key=lambda measured: measured.num_tokens)
+        return self._lasted[like] * max(1, shape.num_tokens / like.num_tokens)
 
 
 def _rate(sample: Sample) -> float:

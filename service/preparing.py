@@ -7,6 +7,7 @@ from pathlib import Path
 from service.bundle import Bundle, Precision, read_bundle
 from service.calibration import Calibration, calibrate
 from service.config import Settings
+from service.cpu import available_cpus
 from service.engine import Engine, differences, first_line
 from service.errors import EngineError, StartupError
 from service.layouts import Measured
@@ -16,8 +17,8 @@ from service.shapes import Shape
 from service.side_by_side import time_shape
 
 # For opening and measuring the layouts, and for the grid.
-_LAYOUT_SECONDS = 2.25
-_GRID_SECONDS = 2.25
+_LAYOUT_SECONDS = 2.0
+_GRID_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,13 +73,14 @@ def verify(bundle: Bundle, engine: Engine, precision: Precision) -> float:
 
 
 def _calibrate(bundle: Bundle, engine: Engine, stop_at: float) -> Calibration:
-    """In CPU time where a run is one thread's: the machine is never busier than while everything on it starts.
+    """In CPU time where each run is one thread's with a CPU: no machine is busier than while everything on it starts.
 
     What a run takes when its thread has to wait for a core is for the cost tracker to follow. A model that is too slow
     would have nothing to be corrected by: requests would be refused that could have shown it.
     """
     manifest = bundle.manifest
-    clock = time.thread_time if engine.is_on_caller else time.perf_counter
+    has_cpus = engine.is_on_caller and engine.num_runners <= available_cpus()
+    clock = time.thread_time if has_cpus else time.perf_counter
 
     def time_run(shape: Shape) -> float:
         return time_shape(engine.run, shape, engine.num_runners, clock=clock, input_size=manifest.input_size).seconds

@@ -1,5 +1,6 @@
 """The Helm chart, rendered by Helm itself (PyPI's helm-python-sdk: Helm 4 as a library; it needs no cluster)."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ def merged(base: Values, changes: Values) -> Values:
 
 def texts(values: Values | None = None, *, release: str = "mhsa-serve") -> dict[str, str]:
     """What each template gives in namespace `default`, for `values` over the one that is needed."""
-    with helm_python.Chart.load(CHART) as chart:
-        return chart.render(merged(NEEDED, values or {}), name=release, namespace="default")
+    return _chart().render(merged(NEEDED, values or {}), name=release, namespace="default")
+
+
+@functools.cache
+def _chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
 
 
 def objects(values: Values | None = None, *, release: str = "mhsa-serve") -> list[Object]:

@@ -144,6 +144,8 @@ def test_every_probe_succeeds_on_a_server_that_the_charts_arguments_started(
 def test_tls_is_probed_by_our_own_command() -> None:
     assert all("exec" in container(TLS)[probe] and "grpc" not in container(TLS)[probe] for probe in PROBES)
     assert all(container(TLS)[probe]["timeoutSeconds"] > 3 for probe in PROBES), "the command's own limit is 3 s"
+    assert [container(TLS)[probe]["periodSeconds"] for probe in PROBES] == [5, 10, 20]
+    assert [container()[probe]["periodSeconds"] for probe in PROBES] == [5, 5, 10]
 
 
 def exported() -> set[str]:

@@ -186,6 +186,12 @@ def test_the_kubelet_waits_longer_than_the_server_takes_to_end() -> None:
         assert needed + 4 < spec["terminationGracePeriodSeconds"] < needed + 7
 
 
+def test_where_the_cluster_assigns_users_the_chart_names_none() -> None:
+    assert pod()["securityContext"]["runAsUser"] == 10001
+    assert not pod({"user": None})["securityContext"].keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+    assert is_restricted(pod({"user": None}))
+
+
 def test_large_numbers_reach_the_server_as_they_were_written() -> None:
     assert "--max-message-bytes=67108864" in container(EVERYTHING)["args"]
     assert "--max-wait-seconds=0.0025" in container({"settings": {"maxWaitSeconds": 0.0025}})["args"]

@@ -5,6 +5,7 @@ says which are ready, as a headless Service's does. A pod that is replaced comes
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.deploy.proxy import needs_nginx, proxy
 from tests.integration.server_process import TestedServer
 
 NUM_CALLERS = 8
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
 AGE_SECONDS = 2
 
 
@@ -141,6 +143,7 @@ async def test_no_call_fails_behind_an_nginx_that_is_told_who_is_there(start: St
     assert found.failures == []
 
 
+@only_linux
 @pytest.mark.parametrize("surge", [1, 0])
 async def test_no_call_fails_while_every_pod_is_replaced_by_one_with_another_address(start: Start, surge: int) -> None:
     """As a Deployment does it: with a surge for CPUs, without one for GPUs."""
@@ -164,6 +167,7 @@ async def test_no_call_fails_while_every_pod_is_replaced_by_one_with_another_add
     assert found.failures == []
 
 
+@only_linux
 async def test_a_server_that_is_added_gets_its_share_within_the_age_of_a_connection(start: Start) -> None:
     (port,) = free_ports(1)
     servers = [await asyncio.to_thread(start, host, port) for host in ("127.0.0.1", "127.0.0.2")]

@@ -247,3 +247,22 @@ async def test_what_is_displaced_is_told_when_to_come_back() -> None:
     assert [task.result() for task in done] == [EXHAUSTED]
     assert sorted(code.name for code in codes) == ["OK", "RESOURCE_EXHAUSTED"]
     assert int(metadata["grpc-retry-pushback-ms"]) > 0
+
+
+# Bounds
+
+
+async def test_the_bytes_of_messages_and_answers_are_bounded_until_they_are_answered() -> None:
+    giant = encode_request([[2] * 4] * 1000)  # a message of 17 kB; what is made of it and its answer take 820 kB
+    async with stepped(bounds=BOUNDS._replace(bytes=1_000_000)) as server:
+        encode = server.wire.encoder.Encode
+        first = asyncio.ensure_future(encode(giant))
+        await server.engine.wait_for_batches(1)
+        refused = encode(giant)
+        code, details = await refused.code(), await refused.details()
+        server.engine.let_go()
+        await first
+        await encode(giant)
+
+    assert code is EXHAUSTED
+    assert "bytes are in flight" in (details or "")

@@ -141,6 +141,14 @@ def test_no_run_that_would_end_too_late_is_begun(limit_seconds: float) -> None:
     assert 1000.0 < machine.now <= 1000.0 + limit_seconds
 
 
+def test_nor_where_runs_last_longer_than_they_take() -> None:
+    """As in CPU time, beside neighbours."""
+    machine = Machine(CostModel(per_run=0.0, per_token=0.01, per_pair=0.0))
+    found = calibrate(lambda shape: machine.time_run(shape) / 5, machine.clock, 512, machine.now + 5.0)
+    assert 1000.0 < machine.now <= 1005.0
+    assert found.cost.per_token == pytest.approx(0.002)
+
+
 def test_on_a_slow_machine_long_sequences_are_measured_all_the_same() -> None:
     slow = CostModel(per_run=0.01, per_token=3e-3, per_pair=1e-6)
     machine = Machine(slow)

@@ -93,6 +93,22 @@ def test_one_thread_leaves_no_choice(bundle: Bundle) -> None:
     assert (opened.engine.num_runners, opened.engine.num_threads, opened.layouts) == (1, 1, [])
 
 
+def test_on_cuda_there_is_one_runner_whatever_the_operator_says(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[Any, int, int]] = []
+
+    class CudaEngine:
+        def __init__(
+            self, graph: Path, *, device: str, num_runners: int, num_threads: int, has_token_types: bool
+        ) -> None:
+            opened.append((device, num_runners, num_threads))
+
+    monkeypatch.setattr("service.opening.Engine", CudaEngine)
+    found = open_engine(bundle, replace(SETTINGS, device="cuda", runners=4), NO_TIME)
+    assert (opened, found.layouts, found.precision) == ([("cuda", 1, 1)], [], "fp32")
+
+
 def test_without_memory_for_a_second_session_there_is_one(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.opening.available_bytes", lambda: -1)
     opened = open_engine(bundle, SETTINGS, NO_TIME)
