@@ -38,10 +38,6 @@ WATCH_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
-def _ignore(_is_healthy: bool = False) -> None:
-    """For who need not be told."""
-
-
 class Batcher:
     """The threads that serve one model's queue.
 
@@ -56,8 +52,8 @@ class Batcher:
         metrics: ModelMetrics,
         *,
         test: Callable[[], object] = lambda: None,
-        on_health: Callable[[bool], None] = _ignore,
-        on_death: Callable[[], None] = _ignore,
+        on_health: Callable[[], None] = lambda: None,
+        on_death: Callable[[], None] = lambda: None,
         tracing: "ModelTracing | None" = None,
     ) -> None:
         self._scheduler = scheduler
@@ -267,7 +263,7 @@ class Batcher:
             log.warning("the engine works again" if is_healthy else "the engine does not work, or a run does not end")
             self.is_healthy = is_healthy
             self._metrics.engine_healthy.set(is_healthy)
-            self._on_health(is_healthy)
+            self._on_health()
 
     def _settle(self, expired: Iterable[Request], ended: Iterable[Ended]) -> None:
         _fail(expired, DeadlineError, "the deadline passed, or could not be met any more, in the queue")

@@ -37,7 +37,7 @@ async def load_model(
     settings: Settings,
     metrics: Metrics,
     *,
-    on_health: Callable[[bool], None],
+    on_health: Callable[[], None],
     on_death: Callable[[], None],
     tracing: "Tracing | None" = None,
 ) -> Model:

@@ -155,7 +155,7 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
 
-    def _on_health(self, _is_healthy: bool) -> None:
+    def _on_health(self) -> None:
         """One model's engine failed its test, or works again; health is that of all of them."""
         self._health.set_healthy(self.repository.is_healthy)
 

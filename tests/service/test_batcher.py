@@ -116,7 +116,7 @@ class Bench:
             self.engine,
             metrics,
             test=self.engine.test,
-            on_health=self.health.append,
+            on_health=lambda: self.health.append(self.batcher.is_healthy),
             on_death=self.count_death,
         )
 

@@ -62,7 +62,7 @@ SETTINGS = Settings(models=Path("/models"), device="cpu", threads=2)
 
 async def load(bundle: BundlePath, metrics: Metrics | None = None, settings: Settings = SETTINGS) -> Model:
     return await load_model(
-        bundle, settings, metrics or Metrics(CollectorRegistry()), on_health=lambda _: None, on_death=lambda: None
+        bundle, settings, metrics or Metrics(CollectorRegistry()), on_health=lambda: None, on_death=lambda: None
     )
 
 
