@@ -30,10 +30,14 @@ OTHERS = "\n"
 
 
 class FairQueue:
-    """The waiting sequences of one model. `quantum`: tokens within which callers count as even."""
+    """The waiting sequences of one model. `quantum`: tokens within which callers count as even.
 
-    def __init__(self, quantum: int, weights: Mapping[str, float]) -> None:
+    `lookahead`: how many of the next it shows.
+    """
+
+    def __init__(self, quantum: int, lookahead: int, weights: Mapping[str, float]) -> None:
         self._quantum = quantum
+        self._lookahead = lookahead
         self._weights = weights
         self._lanes: dict[Priority, dict[str, Lane]] = {priority: {} for priority in Priority}
         self._virtual = dict.fromkeys(Priority, 0.0)
@@ -47,10 +51,10 @@ class FairQueue:
         self.num_sequences += len(entries)
         self.num_tokens += request.num_tokens
 
-    def upcoming(self, limit: int) -> list[list[Entry]]:
-        """The next `limit` entries in the order of their turn, those whose turns are equal together, by urgency."""
+    def upcoming(self) -> list[list[Entry]]:
+        """The next few entries in the order of their turn, those whose turns are equal together, by urgency."""
         groups: list[list[Entry]] = []
-        missing = limit
+        missing = self._lookahead
         for priority in self._classes():
             for lanes in self._ranked(priority):
                 firsts = [lane.first(missing) for lane in lanes]
@@ -61,8 +65,8 @@ class FairQueue:
                     return groups
         return groups
 
-    def take(self, batch: Sequence[Entry], limit: int) -> None:
-        """Remove entries that `upcoming(limit)` has just shown, the first of them at its turn, and charge for them."""
+    def take(self, batch: Sequence[Entry]) -> None:
+        """Remove entries that `upcoming` has just shown, the first of them at its turn, and charge for them."""
         head = batch[0].request
         self._age(head.priority)
         self._virtual[head.priority] = max(self._virtual[head.priority], self._lanes[head.priority][head.caller].served)
@@ -74,7 +78,7 @@ class FairQueue:
             self.num_sequences -= 1
             self.num_tokens -= entry.sequence.num_tokens
         for (priority, caller), orders in taken.items():
-            self._lanes[priority][caller].remove(orders, limit)
+            self._lanes[priority][caller].remove(orders, self._lookahead)
         for priority, _ in taken:
             self._forget(priority)
 

@@ -87,8 +87,8 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._num_runners = num_runners
         self._max_wait_seconds = max_wait_seconds
-        self._lookahead = max(LOOKAHEAD, max_batch_tokens // SHORT_TOKENS)
-        self._queue = FairQueue(max_batch_tokens, weights or {})
+        lookahead = max(LOOKAHEAD, max_batch_tokens // SHORT_TOKENS)
+        self._queue = FairQueue(max_batch_tokens, lookahead, weights or {})
         self._admission = Admission(self._queue, costs, bounds, num_runners)
         self._memory = MemoryBudget()
         self._order = count()
@@ -150,7 +150,7 @@ class Scheduler:
         batch, seconds, is_full = self._compose(groups, self._budget(num_idle), now)
         if not is_full and (wake_at := self._wake_at(batch, seconds)) > now:
             return Taken([], expired, wake_at=wake_at)
-        self._queue.take(batch, self._lookahead)
+        self._queue.take(batch)
         is_alone = num_idle == self._num_runners and not self._queue.num_sequences
         taken = Taken(batch, expired, seconds, is_alone)
         self._running[id(taken)] = now + seconds
@@ -238,7 +238,7 @@ class Scheduler:
         """The next few in the order of their turns, and those found among them whom nothing can help any more."""
         expired: list[Request] = []
         while True:
-            groups = self._queue.upcoming(self._lookahead)
+            groups = self._queue.upcoming()
             late = {id(e.request): e.request for group in groups for e in group if self._is_late(e, now)}
             if not late:
                 return groups, expired
