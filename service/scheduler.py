@@ -93,7 +93,7 @@ class Scheduler:
         self._memory = MemoryBudget()
         self._order = count()
         # Predicted ends of what runs.
-        self._running: dict[int, float] = {}
+        self._running: dict[Taken, float] = {}
         self._distrusted_since: float | None = None
 
     @property
@@ -153,12 +153,12 @@ class Scheduler:
         self._queue.take(batch)
         is_alone = num_idle == self._num_runners and not self._queue.num_sequences
         taken = Taken(batch, expired, seconds, is_alone)
-        self._running[id(taken)] = now + seconds
+        self._running[taken] = now + seconds
         return taken
 
     def finish(self, taken: Taken) -> None:
         """The run of a batch is over, whatever came of it."""
-        del self._running[id(taken)]
+        del self._running[taken]
         self._distrusted_since = None
 
     def note_out_of_memory(self, taken: Taken, most_tokens: int, now: float) -> None:
