@@ -27,14 +27,11 @@ from benchmarks.load import (
     SERVICE,
     Address,
     LoadError,
-    batches_between,
     cpu_seconds,
     failures_named,
     open_channel,
-    scrape,
     scrape_samples,
 )
-from benchmarks.measurement import Batches
 from benchmarks.outcomes import EVERYBODY, Outcome, Tally, Window
 
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -87,7 +84,6 @@ class Offered:
     seconds: float
     cpu_seconds: float
     load_cpu_seconds: float
-    batches: Batches
 
 
 def offer(address: Address, schedule: Schedule) -> Offered:
@@ -155,7 +151,7 @@ async def _measure(address: Address, window: Window, send: Callable[[Generator],
         channels = [await open_channel(stack, address) for _ in range(_NUM_CONNECTIONS)]
         await _wait_until_idle(address)
         calls: list[Call] = [channel.unary_unary(f"{SERVICE}/Encode") for channel in channels]
-        before, handled = scrape(address), _handled(address)
+        handled = _handled(address)
         cpu, load_cpu, started = cpu_seconds(server), time.process_time(), time.perf_counter()
         generator = Generator(calls)
         probes: list[float] = []
@@ -176,7 +172,6 @@ async def _measure(address: Address, window: Window, send: Callable[[Generator],
             seconds=seconds,
             cpu_seconds=cpu,
             load_cpu_seconds=load_cpu,
-            batches=batches_between(before, scrape(address)),
         )
 
 

@@ -71,10 +71,6 @@ class Tally:
         answered = (o for o in self.outcomes if o.is_in_time and self.window.has(o.at + o.seconds))
         return sum(o.num_tokens for o in answered if group in (None, o.group)) / self.window.seconds
 
-    def offered(self, group: str | None = None) -> float:
-        """Tokens a second that were asked for."""
-        return sum(o.num_tokens for o in self._asked(group)) / self.window.seconds
-
     def accepted_seconds(self, group: str | None = None) -> list[float]:
         """How long those waited that were not refused, the late ones too."""
         return [o.seconds for o in self._asked(group) if not o.is_refused]

@@ -38,7 +38,6 @@ def test_goodput_is_of_answers_that_came_in_time_and_within_the_window() -> None
         WINDOW,
     )
     assert tally.goodput() == 2 * 100 / 4
-    assert tally.offered() == 4 * 100 / 4
 
 
 def test_waits_and_portions_are_of_those_who_asked_within_the_window() -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.measurement import Batches
 from benchmarks.open_loop import Message, Offered
 from benchmarks.outcomes import Outcome, Tally, Window
 from benchmarks.overload import messages, plan
@@ -40,9 +39,7 @@ def make_offered(
         Outcome(0.0, accepted, True, tokens, 1.0, group),
         Outcome(0.0, refusal, False, 500, 1.0, group),
     )
-    return Offered(
-        Tally(outcomes, WINDOW), (lag,), (0.002,), {0.001: 0.0, 0.0025: 1.0, 1.0: 2.0}, 1.0, 1.5, 0.1, Batches(1, 1, 1)
-    )
+    return Offered(Tally(outcomes, WINDOW), (lag,), (0.002,), {0.001: 0.0, 0.0025: 1.0, 1.0: 2.0}, 1.0, 1.5, 0.1)
 
 
 def make_round(slices: dict[Row, Offered] | None = None, capacity: int = 1000) -> Round:
