@@ -4,11 +4,11 @@ A load above 1 is the same trace in less time: the same requests in the same ord
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -104,9 +104,13 @@ class Case:
 
 def default_bounds() -> Bounds:
     """Of a server without flags."""
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
-    names = ("max_queued_tokens", "max_queued_sequences", "max_requests_in_flight", "max_bytes_in_flight")
-    return Bounds(*(defaults[name] for name in names))
+    settings = Settings(models=Path())
+    return Bounds(
+        settings.max_queued_tokens,
+        settings.max_queued_sequences,
+        settings.max_requests_in_flight,
+        settings.max_bytes_in_flight,
+    )
 
 
 def lengths_of(recorded: Sequence[Arrival] | None) -> Lengths:

@@ -21,18 +21,13 @@ class Device:
     spread: float = 0.0
 
 
-def scaled(cost: CostModel, factor: float) -> CostModel:
-    """So many times slower, whatever the run."""
-    return CostModel(factor * cost.per_run, factor * cost.per_token, factor * cost.per_pair)
-
-
 # `mhsa-serve calibrate` on 2 cores of an AMD EPYC, all-MiniLM-L6-v2, fp32, 30 November 2026: two runners of one thread,
 # within 9%. The pause was measured on the same server under load; the spread is what is left of a quiet machine.
 _CPU_COST = CostModel(per_run=2.33e-3, per_token=1.114e-4, per_pair=4.39e-8)
 CPU = Device(
     "cpu",
     _CPU_COST,
-    alone=scaled(_CPU_COST, 0.87),
+    alone=_CPU_COST.scaled(0.87),
     num_runners=2,
     max_batch_tokens=256,
     pause_seconds=1e-3,
