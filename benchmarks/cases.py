@@ -18,6 +18,7 @@ from benchmarks.devices import Device
 from benchmarks.fifo import Fifo
 from benchmarks.outcomes import Tally, Window, is_given_up, percentile_or_nan
 from benchmarks.simulator import Replica, replay, saturate
+from benchmarks.terms import FILL_SECONDS, OURS, RIVALS, TIMEOUT_SECONDS
 from benchmarks.traces import by_count, mixed_trace
 from service.admission import Bounds
 from service.config import Settings
@@ -25,15 +26,9 @@ from service.scheduler import Scheduler
 
 Lengths = Sequence[Sequence[int]]
 
-OURS = "ours"
-# The seconds of work that their queues hold: too much for the deadline, and half of it.
-PLAIN = {"FIFO, 2 s": 2.0, "FIFO, 0.5 s": 0.5}
-TIMEOUT_SECONDS = 1.0
 REQUEST_SEQUENCES = 8
 _NUM_REQUESTS = 512
 _BURST = 10.0
-# More than the deadline: by then a queue is as full as it gets.
-_FILL_SECONDS = 1.5
 # Callers who wait hold so many full batches for each runner: enough to choose companions from.
 _BATCHES_WAITING = 4
 _SATURATED = Window(1.0, 5.0)
@@ -88,7 +83,7 @@ class Case:
         """Every outcome of it."""
         arrivals = faster(self.trace, self.load)
         end = arrivals[-1].at
-        window = Window(min(_FILL_SECONDS, end / 2), end)
+        window = Window(min(FILL_SECONDS, end / 2), end)
         bounds = self._bounds()
         make_queue = Scheduler if self.queue == OURS else Fifo
         replicas = [Replica(self.device, make_queue, bounds, self.seed + n) for n in range(self.num_replicas)]
@@ -99,7 +94,7 @@ class Case:
         bounds = default_bounds()
         if self.queue == OURS:
             return bounds
-        return bounds._replace(tokens=round(PLAIN[self.queue] * self.capacity / self.num_replicas))
+        return bounds._replace(tokens=round(RIVALS[self.queue] * self.capacity / self.num_replicas))
 
 
 def default_bounds() -> Bounds:

@@ -36,12 +36,9 @@ from benchmarks.overload_report import (
     LOADS,
     LOADS_NOTE,
     MAX_LAG_SECONDS,
-    OURS,
     OVERLOADS,
     REFUSALS_NOTE,
-    RIVALS,
     SCENARIOS,
-    TIMEOUT_SECONDS,
     Round,
     Row,
     Stream,
@@ -52,6 +49,7 @@ from benchmarks.overload_report import (
     refusals_table,
     wanted_table,
 )
+from benchmarks.terms import FILL_SECONDS, OURS, RIVALS, TIMEOUT_SECONDS
 from benchmarks.traces import Batch, by_count, mixed_trace
 from deploy.process import ServerProcessError
 from service.bundle import Bundle, read_bundle
@@ -63,8 +61,6 @@ REQUEST_SEQUENCES = 16
 _PART_REQUESTS = 80
 # As many sequences in the server as an overloaded queue of one second holds, so that batches find the same company.
 _CALLERS = 6
-# More than the deadline: by then the queue is as full as it gets.
-_FILL_SECONDS = 1.5
 # Of a request at its longest: less, and the rival would refuse it for good.
 _LEAST_BOUND_TOKENS = REQUEST_SEQUENCES * 256
 EVERYBODY_ALIKE = Stream(1.0)
@@ -201,7 +197,7 @@ def _rows() -> Iterator[Row]:
 def _open_field(stack: ExitStack, bundle: Bundle, work: Path, options: argparse.Namespace, names: set[str]) -> Field:
     """Start the generator, our server, and rivals whose bound is what our server does in so many seconds."""
     models = models_directory(bundle, work)
-    window = Window(_FILL_SECONDS, _FILL_SECONDS + options.seconds)
+    window = Window(FILL_SECONDS, FILL_SECONDS + options.seconds)
     generator = stack.enter_context(one_process(load.prepare))
     trace = mixed_trace(_PART_REQUESTS * REQUEST_SEQUENCES, options.rounds)
     parts = [trace.part(number) for number in range(options.rounds + 1)]

@@ -15,14 +15,11 @@ from rich.table import Table
 from benchmarks.open_loop import Offered
 from benchmarks.outcomes import EVERYBODY, Outcome, Tally, is_given_up, percentile_or_nan
 from benchmarks.report import new_table
+from benchmarks.terms import OURS, RIVALS, TIMEOUT_SECONDS
 from service.request import Priority
 
-OURS = "ours"
-# The seconds of work that their queues hold: too much for the deadline, and half of it.
-RIVALS = {"FIFO, 2 s": 2.0, "FIFO, 0.5 s": 0.5}
 LOADS = ("0.5x", "1x", "2x", "4x")
 OVERLOADS = ("2x", "4x")
-TIMEOUT_SECONDS = 1.0
 MIN_GOODPUT = 0.95
 MAX_REFUSAL_SECONDS = 0.02
 # Later than that, and the load was not the one that was planned; up to it, being late counts against the server.

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.cases import TIMEOUT_SECONDS, Point
+from benchmarks.cases import Point
+from benchmarks.terms import TIMEOUT_SECONDS
 
 _INCHES = (10.0, 4.2)
 

@@ -18,10 +18,11 @@ from rich.table import Table
 
 from benchmarks.arrivals import Arrival, TraceError, read_trace, write_trace
 from benchmarks.balancing import BALANCERS
-from benchmarks.cases import OURS, PLAIN, Case, Point, capacity, draw, lengths_of
+from benchmarks.cases import Case, Point, capacity, draw, lengths_of
 from benchmarks.devices import CPU, DEVICES, Device
 from benchmarks.plots import plot
 from benchmarks.report import new_table
+from benchmarks.terms import OURS, RIVALS
 from service.cpu import available_cpus
 
 LOADS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
@@ -93,7 +94,7 @@ def _queues(device: Device, options: argparse.Namespace, recorded: list[Arrival]
         write_trace(options.write_trace, trace)
     return [
         Case(queue, device, trace, load, rate, queue=queue, seed=options.seed)
-        for queue in (OURS, *PLAIN)
+        for queue in (OURS, *RIVALS)
         for load in LOADS
     ]
 

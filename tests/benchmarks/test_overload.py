@@ -12,8 +12,6 @@ from benchmarks.outcomes import Outcome, Tally, Window
 from benchmarks.overload import messages, plan
 from benchmarks.overload_report import (
     LOADS,
-    OURS,
-    RIVALS,
     SCENARIOS,
     Round,
     Row,
@@ -25,6 +23,7 @@ from benchmarks.overload_report import (
     refusals_table,
     wanted_table,
 )
+from benchmarks.terms import OURS, RIVALS
 from protos.encoder_pb2 import PRIORITY_LOW, EncodeRequest
 from service.request import Priority, TokenSequence
 

@@ -8,11 +8,12 @@ import pytest
 
 from benchmarks.arrivals import Arrival
 from benchmarks.balancing import BALANCERS
-from benchmarks.cases import OURS, PLAIN, Case, capacity, default_bounds, draw, lengths_of
+from benchmarks.cases import Case, capacity, default_bounds, draw, lengths_of
 from benchmarks.devices import CPU, GPU, Device
 from benchmarks.fifo import Fifo
 from benchmarks.outcomes import Outcome, Tally, Window
 from benchmarks.simulator import MakeQueue, Replica, replay, saturate
+from benchmarks.terms import OURS, RIVALS
 from service.admission import Bounds
 from service.cost_model import CostModel
 from service.request import Priority
@@ -147,7 +148,7 @@ def test_a_plain_queue_that_holds_more_than_the_deadline_answers_nobody_in_time(
     requests = lengths_of(None)
     rate = capacity(CPU, requests)
     careless, careful = (
-        Case(queue, CPU, draw(rate, 16.0, requests, seed=1), 2.0, rate, queue=queue).run() for queue in PLAIN
+        Case(queue, CPU, draw(rate, 16.0, requests, seed=1), 2.0, rate, queue=queue).run() for queue in RIVALS
     )
     assert careless.goodput < 0.3
     assert careful.goodput > 0.9
