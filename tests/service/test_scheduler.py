@@ -9,7 +9,7 @@ from service.admission import Bounds
 from service.cost_model import CostModel
 from service.cost_tracker import CostTracker
 from service.errors import DeadlineError
-from service.request import Encoding, Priority, Request, TokenSequence
+from service.request import Priority, Request, TokenSequence
 from service.scheduler import TRUST_SECONDS, Scheduler
 
 # One second a token makes predictions easy to read; attention costs a hundredth of a second a pair of slots.
@@ -378,16 +378,3 @@ def test_ten_thousand_dead_before_the_living_are_passed() -> None:
     queue.put(living, 0.0)
     queue.end(dead)
     assert taken(queue) == [(living, 0)]
-
-
-def test_a_request_settles_once_when_its_last_sequence_does() -> None:
-    both = request(1, 1)
-    settled: list[bool] = []
-    both.on_settled = lambda: settled.append(True)
-    answer = Encoding(np.zeros(1, np.float32), None)
-    both.complete(1, answer, 0.0, 1.0)
-    assert settled == []
-    both.complete(0, answer, 0.0, 1.0)
-    both.fail(DeadlineError("late"))
-    assert settled == [True]
-    assert both.error is None
