@@ -53,23 +53,8 @@ async def load_model(
     bundle, engine, precision = prepared.bundle, prepared.engine, prepared.precision
     limits = _limits(bundle.manifest, settings)
     max_batch_tokens = settings.max_batch_tokens or prepared.calibration.max_batch_tokens
-    tracker = CostTracker(
-        prepared.calibration.cost,
-        max_batch_tokens,
-        prepared.calibration.worst_error,
-        on_refit=partial(_note_refit, found, of_model),
-    )
-    of_model.costs.watch(partial(_costs, prepared, max_batch_tokens, tracker))
-    scheduler = Scheduler(
-        tracker,
-        _bounds(settings),
-        max_batch_tokens=max_batch_tokens,
-        num_runners=engine.num_runners,
-        max_wait_seconds=settings.max_wait_seconds,
-        weights=settings.tenant_weights,
-    )
     batcher = Batcher(
-        scheduler,
+        _scheduler(found, settings, prepared, of_model, max_batch_tokens),
         engine,
         of_model,
         test=lambda: verify(bundle, engine, precision),
@@ -90,6 +75,26 @@ async def load_model(
     )
     return Model(
         found.name, str(found.version), bundle.manifest, bundle.digest, engine.provider, precision, limits, batcher
+    )
+
+
+def _scheduler(
+    found: BundlePath, settings: Settings, prepared: Prepared, of_model: ModelMetrics, max_batch_tokens: int
+) -> Scheduler:
+    tracker = CostTracker(
+        prepared.calibration.cost,
+        max_batch_tokens,
+        prepared.calibration.worst_error,
+        on_refit=partial(_note_refit, found, of_model),
+    )
+    of_model.costs.watch(partial(_costs, prepared, max_batch_tokens, tracker))
+    return Scheduler(
+        tracker,
+        _bounds(settings),
+        max_batch_tokens=max_batch_tokens,
+        num_runners=prepared.engine.num_runners,
+        max_wait_seconds=settings.max_wait_seconds,
+        weights=settings.tenant_weights,
     )
 
 
