@@ -11,7 +11,7 @@ be wrong about a shape is a disturbance in every round.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from service.cost_model import CostModel, Sample, fit
+from service.cost_model import LEAST_SECONDS, CostModel, Sample, fit
 from service.shapes import Shape
 
 # Enough for a CPU's plateau; a device whose rate still rises at the last is tried with more.
@@ -24,8 +24,6 @@ _PLATEAU = 0.97
 # Below it a difference of two rates is noise.
 _RISE = 1.01
 _ROUNDS = 4
-# A coarse clock may see no time pass; no run is faster than this.
-_LEAST_SECONDS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class _Grid:
             started = self._clock()
             if self._lasted and started + self._expected(shape) > self._stop_at:
                 return
-            seconds = max(self._time_run(shape), _LEAST_SECONDS)
+            seconds = max(self._time_run(shape), LEAST_SECONDS)
             self.fastest[shape] = min(seconds, self.fastest.get(shape, seconds))
             self._lasted[shape] = self._clock() - started
 

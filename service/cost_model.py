@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# A coarse clock may see no time pass; no run is faster than this.
+LEAST_SECONDS = 1e-6
 # How far from the others a column must stand, of length 1, to tell anything of its own.
 _RANK_TOLERANCE = 1e-6
 

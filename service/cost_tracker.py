@@ -14,7 +14,7 @@ Synchronous, without a clock or threads; the caller's lock guards `observe`, and
 from collections.abc import Callable
 from statistics import median, quantiles
 
-from service.cost_model import CostModel, Sample, fit
+from service.cost_model import LEAST_SECONDS, CostModel, Sample, fit
 
 WINDOW_RUNS = 64
 MAX_DRIFT = 0.2
@@ -22,7 +22,6 @@ MAX_DRIFT = 0.2
 _OUTLIER = 3.0
 # Far enough apart for the three numbers of the model to be found again from its own predictions.
 _ANCHORS = ((1, 16), (16, 16), (1, 128), (4, 128), (1, 512))
-_LEAST_SECONDS = 1e-6
 # The length that a full batch is made of until one has been seen.
 _SHORT_TOKENS = 16
 # So many runs of at least half the budget make a window one of a loaded machine.
@@ -55,7 +54,7 @@ class CostTracker:
 
     def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float) -> None:
         """One run of the kind that the model is of."""
-        self._window.append(Sample(num_sequences, num_tokens, longest, max(seconds, _LEAST_SECONDS)))
+        self._window.append(Sample(num_sequences, num_tokens, longest, max(seconds, LEAST_SECONDS)))
         if len(self._window) == WINDOW_RUNS:
             self._judge(self._window)
             self._window = []
@@ -86,7 +85,7 @@ class CostTracker:
 
 def _drift(cost: CostModel, run: Sample) -> float:
     """Observed over predicted seconds."""
-    return run.seconds / max(cost.seconds(run.num_sequences, run.num_tokens, run.longest), _LEAST_SECONDS)
+    return run.seconds / max(cost.seconds(run.num_sequences, run.num_tokens, run.longest), LEAST_SECONDS)
 
 
 def _full_batch_seconds(cost: CostModel, max_batch_tokens: int) -> float:
@@ -95,4 +94,4 @@ def _full_batch_seconds(cost: CostModel, max_batch_tokens: int) -> float:
 
 
 def _predictions(cost: CostModel) -> list[Sample]:
-    return [Sample(b, b * s, s, max(cost.seconds(b, b * s, s), _LEAST_SECONDS)) for b, s in _ANCHORS]
+    return [Sample(b, b * s, s, max(cost.seconds(b, b * s, s), LEAST_SECONDS)) for b, s in _ANCHORS]
