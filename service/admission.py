@@ -11,7 +11,7 @@ What a caller has of the bounds is the largest part that it has of any one. Sour
 et al. 2011).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from service.cost_tracker import CostTracker
@@ -120,8 +120,7 @@ class Admission:
         for priority in reversed(Priority):
             if priority <= request.priority:
                 break
-            lanes = self._queue.lanes(priority).values()
-            for lane in sorted(lanes, key=lambda lane: self._part(_lane_load(lane)) / lane.weight, reverse=True):
+            for lane in self._greediest_first(self._queue.lanes(priority).values()):
                 yield from lane.requests()
         yield from self._beyond_fair_share(request)
 
@@ -133,13 +132,16 @@ class Admission:
         load = _load(request) if own is None else _sum(_load(request), _lane_load(own))
         if self._part(load) > weight / total:
             return
-        for lane in sorted(lanes.values(), key=lambda lane: self._part(_lane_load(lane)) / lane.weight, reverse=True):
+        for lane in self._greediest_first(lanes.values()):
             load = _lane_load(lane)
             for victim in lane.requests():
                 if self._part(load) <= lane.weight / total:
                     break
                 yield victim
                 load = Bounds(*(all_ - freed for all_, freed in zip(load, _waiting(victim), strict=True)))
+
+    def _greediest_first(self, lanes: Iterable[Lane]) -> list[Lane]:
+        return sorted(lanes, key=lambda lane: self._part(_lane_load(lane)) / lane.weight, reverse=True)
 
     def _part(self, load: Bounds) -> float:
         return max(used / bound for used, bound in zip(load, self._bounds, strict=True))
