@@ -5,6 +5,7 @@ Who leaves the queue early, leaves dead entries behind: they cost nothing until 
 
 from bisect import bisect, insort
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from service.request import Request, TokenSequence
@@ -26,22 +27,18 @@ class Entry(NamedTuple):
         return self.request.sequences[self.place]
 
 
+@dataclass(slots=True, eq=False)
 class Lane:
-    """One caller's waiting sequences of one class. `served` is in tokens over weight."""
+    """The queue of one caller and one priority. `served` is in tokens over weight."""
 
-    __slots__ = (
-        "entries", "num_bytes", "num_dead", "num_requests", "num_sequences", "num_tokens", "served", "weight",
-    )  # fmt: skip
-
-    def __init__(self, weight: float, served: float) -> None:
-        self.weight = weight
-        self.served = served
-        self.entries: list[Entry] = []
-        self.num_dead = 0
-        self.num_sequences = 0
-        self.num_tokens = 0
-        self.num_requests = 0
-        self.num_bytes = 0
+    weight: float
+    served: float
+    entries: list[Entry] = field(default_factory=list)
+    num_dead: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+    num_requests: int = 0
+    num_bytes: int = 0
 
     def add(self, request: Request, entries: Sequence[Entry]) -> None:
         """Let all of a request wait."""
