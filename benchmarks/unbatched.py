@@ -42,7 +42,7 @@ class Unbatched(Batcher):
     def _serve(self) -> None:
         while (entry := self._waiting.get()) is not None:
             ended = self._executor.run([entry], alone=False, cancellation=Cancellation())
-            self._loop.call_soon_threadsafe(self._settle, [], ended)
+            self._loop.call_soon_threadsafe(self._settle, ended)
 
     def _note_run(self, _ran: Ran) -> None:
         """Nobody predicts anything here."""

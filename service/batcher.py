@@ -162,8 +162,10 @@ class Batcher:
         taken: Taken | None = None
         try:
             while (taken := self._next()) is not None:
-                ended = self._run(taken) if taken.batch else []
-                self._loop.call_soon_threadsafe(self._settle, taken.expired, ended)
+                if taken.expired:
+                    self._loop.call_soon_threadsafe(_expire, taken.expired)
+                if taken.batch:
+                    self._loop.call_soon_threadsafe(self._settle, self._run(taken))
         except BaseException:
             log.exception("a runner thread died; the model is no longer served")
             self._loop.call_soon_threadsafe(self._die, taken)
@@ -265,8 +267,7 @@ class Batcher:
             self._metrics.engine_healthy.set(is_healthy)
             self._on_health()
 
-    def _settle(self, expired: Iterable[Request], ended: Iterable[Ended]) -> None:
-        _fail(expired, DeadlineError, "the deadline passed, or could not be met any more, in the queue")
+    def _settle(self, ended: Iterable[Ended]) -> None:
         for end in ended:
             if isinstance(end.result, Encoding):
                 end.entry.request.complete(end.entry.place, end.result, end.started, end.finished)
@@ -282,10 +283,13 @@ class Batcher:
             lost = [run.taken for run in self._runs]
         for one in lost if taken is None else (taken, *lost):
             _fail((entry.request for entry in one.batch), EngineError, "the engine has died")
-            _fail(one.expired, DeadlineError, "the deadline passed in the queue")
         _fail(waiting, UnavailableError, "the engine has died")
         self._metrics.engine_healthy.set(0)
         self._on_death()
+
+
+def _expire(requests: Iterable[Request]) -> None:
+    _fail(requests, DeadlineError, "the deadline passed, or could not be met any more, in the queue")
 
 
 def _fail(requests: Iterable[Request], kind: type[RequestError], text: str) -> None:

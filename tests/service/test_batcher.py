@@ -232,6 +232,21 @@ async def test_a_deadline_is_answered_while_the_engine_is_busy_and_its_work_neve
         assert bench.engine.batches == [[1]]
 
 
+async def test_who_cannot_be_in_time_any_more_is_told_while_others_run() -> None:
+    async with running() as bench:
+        blocked = await bench.block()
+        late = asyncio.create_task(bench.batcher.submit(request(2, deadline=time.monotonic() + 5.0)))
+        other = asyncio.create_task(bench.batcher.submit(request(ENDLESS)))
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        bench.scheduler.costs.cost = CostModel(per_run=60.0, per_token=0.0, per_pair=0.0)
+        bench.engine.gate.set()
+        with pytest.raises(DeadlineError, match="could not be met any more"):
+            await late
+        assert not other.done()
+        other.cancel()
+        await asyncio.gather(blocked, other, return_exceptions=True)
+
+
 async def test_only_the_culprit_of_a_failed_batch_fails() -> None:
     async with running() as bench:
         blocked = await bench.block()
