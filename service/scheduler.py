@@ -30,7 +30,7 @@ from service.errors import DeadlineError, QueueFullError
 from service.fair_queue import FairQueue
 from service.lane import Entry
 from service.memory_budget import MemoryBudget
-from service.punctuality import MARGIN, are_hurried, deadline_of
+from service.punctuality import MARGIN, are_hurried, deadline_of, reserve_tokens
 from service.request import Request
 
 # How long a request without a deadline lets those with one pass.
@@ -86,6 +86,7 @@ class Scheduler:
         self.costs = costs
         self._max_batch_tokens = max_batch_tokens
         self._num_runners = num_runners
+        self._reserve = reserve_tokens(max_batch_tokens, num_runners)
         self._max_wait_seconds = max_wait_seconds
         lookahead = max(LOOKAHEAD, max_batch_tokens // SHORT_TOKENS)
         self._queue = FairQueue(max_batch_tokens, lookahead, weights or {})
@@ -145,7 +146,7 @@ class Scheduler:
         groups, expired = self._candidates(now)
         if not groups:
             return Taken([], expired)
-        if are_hurried(groups, now, self._token_seconds, self._max_batch_tokens):
+        if are_hurried(groups, now, self._token_seconds, self._reserve):
             groups = [[entry] for group in groups for entry in group]
         batch, seconds, is_full = self._compose(groups, self._budget(num_idle), now)
         if not is_full and (wake_at := self._wake_at(batch, seconds)) > now:

@@ -1,14 +1,14 @@
-"""Predicted ends against deadlines, in numbers that are easy to add: a token takes a second, a full batch has ten."""
+"""Predicted ends against deadlines, in numbers that are easy to add: a token takes a second."""
 
 import math
 
 import numpy as np
 
 from service.lane import Entry
-from service.punctuality import HASTE_BATCHES, are_hurried, deadline_of
+from service.punctuality import are_hurried, deadline_of, reserve_tokens
 from service.request import Request, TokenSequence
 
-RESERVE = HASTE_BATCHES * 10.0
+RESERVE = 40
 
 
 def entry(num_tokens: int, deadline: float | None) -> Entry:
@@ -17,7 +17,7 @@ def entry(num_tokens: int, deadline: float | None) -> Entry:
 
 
 def hurried(*groups: list[Entry], now: float = 0.0) -> bool:
-    return are_hurried(groups, now, 1.0, 10)
+    return are_hurried(groups, now, 1.0, RESERVE)
 
 
 def test_what_has_no_deadline_is_never_hurried() -> None:
@@ -35,3 +35,7 @@ def test_all_that_goes_before_counts_also_of_other_groups() -> None:
     last = entry(3, RESERVE + 10.0)
     assert not hurried([entry(4, None)], [entry(3, None), last])
     assert hurried([entry(4, None)], [entry(4, None), last])
+
+
+def test_the_reserve_is_two_full_batches_on_each_runner_and_four_at_least() -> None:
+    assert [reserve_tokens(10, num_runners) for num_runners in (1, 2, 8)] == [40, 40, 160]
