@@ -79,7 +79,7 @@ class Fifo:
     def finish(self, taken: Taken) -> None:
         """Nothing: it keeps no count of what runs."""
 
-    def note_out_of_memory(self, num_tokens: int, longest: int, now: float) -> None:
+    def note_out_of_memory(self, taken: Taken, most_tokens: int, now: float) -> None:
         """Nothing: its batches keep their size."""
 
     def drop(self, request: Request) -> None:

@@ -11,7 +11,7 @@ from itertools import cycle
 
 from benchmarks.arrivals import Arrival
 from benchmarks.cases import default_bounds
-from benchmarks.devices import CPU, Device, scaled
+from benchmarks.devices import CPU, Device
 from benchmarks.fifo import Fifo
 from benchmarks.load import Address, scrape_samples
 from benchmarks.open_loop import Message, Schedule
@@ -30,7 +30,7 @@ def read_device(address: Address) -> Device:
         CPU,
         name="measured",
         cost=cost,
-        alone=scaled(cost, lone),
+        alone=cost.scaled(lone),
         num_runners=int(found["mhsa_runners"]),
         max_batch_tokens=int(found["mhsa_batch_budget_tokens"]),
     )
@@ -40,7 +40,7 @@ def fitted(device: Device, messages: Sequence[Message], num_callers: int, window
     """The device, slower or faster, so that it gives callers who wait so many tokens a second."""
     lengths = cycle([message.lengths for message in messages])
     found = saturate(lengths, Replica(device, Scheduler, default_bounds()), num_callers, window).goodput()
-    return replace(device, cost=scaled(device.cost, found / capacity), alone=scaled(device.alone, found / capacity))
+    return replace(device, cost=device.cost.scaled(found / capacity), alone=device.alone.scaled(found / capacity))
 
 
 def foretell(schedule: Schedule, device: Device, max_queued_tokens: int | None) -> Tally:
