@@ -24,6 +24,10 @@ _PLATEAU = 0.97
 # Below it a difference of two rates is noise.
 _RISE = 1.01
 _ROUNDS = 4
+# Where the time was up before the grid was done though its runs have had less than this, others had the machine, and
+# the plateau may be further up. A budget stays as it is for as long as the server lives: then it is at least the usual.
+_LITTLE_SECONDS = 0.25
+_USUAL_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,18 @@ def calibrate(
     shapes = list(_shapes(short, max_sequence_tokens))
     for _ in range(_ROUNDS):
         grid.measure(shapes)
-    while clock() < stop_at and _still_rises(grid.fastest, short):
+    has_time = True
+    while has_time and _still_rises(grid.fastest, short):
         longer = Shape(2 * max(grid.fastest).num_sequences, short)
         for _ in range(_ROUNDS):
-            grid.measure([longer])
+            has_time = grid.measure([longer])
     samples = [Sample(s.num_sequences, s.num_tokens, s.length, seconds) for s, seconds in grid.fastest.items()]
     cost = fit(samples)
     errors = [abs(cost.seconds(s.num_sequences, s.num_tokens, s.longest) / s.seconds - 1) for s in samples]
     full = plateau([sample for sample in samples if sample.longest == short])
-    return Calibration(cost, max(errors), full.num_tokens, _rate(full), samples)
+    is_cut = len(grid.fastest) < len(set(shapes)) and grid.spent_seconds < _LITTLE_SECONDS
+    budget = max(full.num_tokens, _USUAL_TOKENS if is_cut else 0)
+    return Calibration(cost, max(errors), budget, _rate(full), samples)
 
 
 def plateau(samples: Sequence[Sample]) -> Sample:
@@ -99,16 +106,19 @@ class _Grid:
         # By the clock, which may be another than that of the runs.
         self._lasted: dict[Shape, float] = {}
         self.fastest: dict[Shape, float] = {}
+        self.spent_seconds = 0.0
 
-    def measure(self, shapes: Sequence[Shape]) -> None:
-        """Run each shape once."""
+    def measure(self, shapes: Sequence[Shape]) -> bool:
+        """Run each shape once. Whether there was time for all."""
         for shape in shapes:
             started = self._clock()
             if self._lasted and started + self._expected(shape) > self._stop_at:
-                return
+                return False
             seconds = max(self._time_run(shape), LEAST_SECONDS)
             self.fastest[shape] = min(seconds, self.fastest.get(shape, seconds))
             self._lasted[shape] = self._clock() - started
+            self.spent_seconds += seconds
+        return True
 
     def _expected(self, shape: Shape) -> float:
         """How long a run will last, by the last one of its shape or by the largest."""

@@ -149,6 +149,21 @@ def test_nor_where_runs_last_longer_than_they_take() -> None:
     assert found.cost.per_token == pytest.approx(0.002)
 
 
+def test_a_grid_cut_short_by_neighbours_leaves_the_usual_budget() -> None:
+    """Each run lasts 100 times what it takes; those that there is time for have not reached the plateau."""
+    machine = Machine(CostModel(per_run=1e-3, per_token=1e-4, per_pair=0.0))
+    found = calibrate(lambda shape: machine.time_run(shape) / 100, machine.clock, 512, machine.now + 0.02)
+    assert max(shape.num_tokens for shape in machine.shapes) < 128
+    assert found.max_batch_tokens == 128
+
+
+def test_a_grid_cut_short_by_a_slow_model_leaves_the_budget_that_was_measured() -> None:
+    machine = Machine(CostModel(per_run=0.0, per_token=0.01, per_pair=0.0))
+    found = calibrated(machine, limit_seconds=1.0)
+    assert max(shape.num_tokens for shape in machine.shapes) < 128
+    assert found.max_batch_tokens == 16
+
+
 def test_on_a_slow_machine_long_sequences_are_measured_all_the_same() -> None:
     slow = CostModel(per_run=0.01, per_token=3e-3, per_pair=1e-6)
     machine = Machine(slow)
