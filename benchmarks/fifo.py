@@ -79,6 +79,12 @@ class Fifo:
     def finish(self, taken: Taken) -> None:
         """Nothing: it keeps no count of what runs."""
 
+    def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float, *, is_alone: bool) -> None:
+        """Nothing: it predicts nothing."""
+
+    def stop_waiting(self) -> None:
+        """Nothing: it never waits."""
+
     def note_out_of_memory(self, taken: Taken, most_tokens: int, now: float) -> None:
         """Nothing: its batches keep their size."""
 

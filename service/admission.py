@@ -47,8 +47,8 @@ class Admission:
         self.num_requests = 0
         self.num_bytes = 0
 
-    def displaced(self, request: Request, now: float) -> list[Request]:
-        """Who must give way so that a request can come in; nothing is changed.
+    def displaced(self, request: Request, busy_seconds: float, now: float) -> list[Request]:
+        """Who must give way so that a request can come in; nothing is changed. `busy_seconds`: until a runner is free.
 
         Raises `QueueFullError`, or `InvalidRequestError` for a request that not even an empty queue could hold.
         """
@@ -68,7 +68,7 @@ class Admission:
             excess = [left - freed for left, freed in zip(excess, _waiting(victim), strict=True)]
             if max(excess) <= 0:
                 return victims
-        raise self._refusal(request, first_excess, now)
+        raise self._refusal(request, first_excess, busy_seconds, now)
 
     def fullness(self, bound: str) -> float:
         """The part of one bound, by its name, that is used."""
@@ -102,14 +102,15 @@ class Admission:
     def _used(self) -> Bounds:
         return Bounds(self._queue.num_tokens, self._queue.num_sequences, self.num_requests, self.num_bytes)
 
-    def _refusal(self, request: Request, excess: list[int], now: float) -> QueueFullError:
+    def _refusal(self, request: Request, excess: list[int], busy_seconds: float, now: float) -> QueueFullError:
         """Of several bounds that are reached, the one that is furthest beyond counts."""
         parts = [over / bound for over, bound in zip(excess, self._bounds, strict=True)]
         which = parts.index(max(parts))
         used, wanted, bound = self._used()[which], _load(request)[which], self._bounds[which]
         # What must run until so much is free, taking everything that waits to be alike.
         tokens = excess[0] if which == 0 else self._queue.num_tokens * min(1.0, excess[which] / max(used, 1))
-        seconds = self.retry_seconds(request.num_tokens, tokens, now)
+        # Nothing that waits starts before a runner is free.
+        seconds = busy_seconds + self.retry_seconds(request.num_tokens, tokens, now)
         return QueueFullError(
             f"the queue is full: {used} {_NAMES[which]}, the request has {wanted}, the limit is {bound}; "
             f"room in about {seconds:.3f} s",

@@ -24,7 +24,7 @@ from service.errors import DeadlineError, EngineError, RequestError, StoppedErro
 from service.executor import Ended, Executor, Ran, Runner
 from service.metrics import ModelMetrics
 from service.request import Encoding, Request
-from service.runs import Runs
+from service.runs import WATCH_SECONDS, Runs
 from service.scheduler import Scheduler, Taken
 from service.supervisor import TEST_SECONDS, Supervisor
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # Far longer than any batch of a bounded token budget takes.
 JOIN_SECONDS = 5.0
-WATCH_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +72,7 @@ class Batcher:
         self.is_alive = True
         self.is_healthy = True
         metrics.engine_healthy.set(1)
-        metrics.watch_queue(
-            sequences=lambda: scheduler.num_queued_sequences,
-            tokens=lambda: scheduler.num_queued_tokens,
-            requests=lambda: scheduler.num_requests_in_flight,
-            num_bytes=lambda: scheduler.num_bytes_in_flight,
-            fullness=scheduler.fullness,
-        )
+        metrics.watch_queue(scheduler)
 
     def start(self) -> None:
         """Start the runner threads; must be called from the event loop that will submit."""
@@ -91,6 +84,12 @@ class Batcher:
             thread.start()
             self._threads.append(thread)
         self._watching = self._loop.call_later(WATCH_SECONDS, self._watch)
+
+    def stop_waiting(self) -> None:
+        """No more requests will come: start what waits for company."""
+        with self._wakeup:
+            self._scheduler.stop_waiting()
+            self._wakeup.notify_all()
 
     async def stop(self) -> None:
         """Fail what waits with `UnavailableError` and join the threads; a run that will not end is left behind."""
@@ -142,8 +141,10 @@ class Batcher:
             if self._num_idle and not self._is_wakeup_due:
                 self._is_wakeup_due = True
                 self._loop.call_soon(self._wake_runner)
-        for victim, error in displaced:
-            victim.fail(error)
+            for victim, error in displaced:
+                victim.fail(error)
+            if displaced:
+                self._metrics.stopped_runs.inc(self._runs.stop_deserted())
 
     def _end(self, request: Request) -> None:
         has_left = not request.is_settled
@@ -214,10 +215,10 @@ class Batcher:
             run.note(ran)
             if ran.error is None:
                 self._supervisor.note_success()
-                # A run that had the machine to itself says nothing of the others.
-                if not run.taken.is_alone or self._num_runners == 1:
-                    self._scheduler.costs.observe(ran.num_sequences, ran.num_tokens, ran.longest, ran.seconds)
-            elif not isinstance(ran.error, StoppedError):
+                self._scheduler.observe(
+                    ran.num_sequences, ran.num_tokens, ran.longest, ran.seconds, is_alone=run.taken.is_alone
+                )
+            elif not isinstance(ran.error, StoppedError) or self._supervisor.is_overdue(ran.seconds, run.taken.seconds):
                 self._supervisor.note_fault()
 
     def _test(self) -> None:
@@ -226,6 +227,7 @@ class Batcher:
             self._wakeup.wait(TEST_SECONDS)
             return
         self._num_idle -= 1
+        self._runs.begin(Taken([], []))
         self._wakeup.release()
         error: Exception | None = None
         try:
@@ -234,6 +236,7 @@ class Batcher:
             error = caught
         finally:
             self._wakeup.acquire()
+            self._runs.end()
             self._num_idle += 1
         self._supervisor.note_test(is_passed=error is None, now=time.monotonic())
         self._loop.call_soon_threadsafe(self._tell_health)
@@ -247,8 +250,7 @@ class Batcher:
         """Look for runs that do not end, and for an engine that does not come back."""
         now = time.monotonic()
         with self._wakeup:
-            if self._runs.stop_hung(self._supervisor, now):
-                self._supervisor.note_hang(now)
+            self._runs.watch(self._supervisor, now)
             is_dead = self._supervisor.is_dead(now)
         self._tell_health()
         if is_dead:

@@ -17,6 +17,8 @@ from statistics import median, quantiles
 from service.cost_model import LEAST_SECONDS, CostModel, Sample, fit
 
 WINDOW_RUNS = 64
+# Where a wrong model keeps others from running: one lets through one run in many seconds.
+FEW_RUNS = 3
 MAX_DRIFT = 0.2
 # Runs further than that from the middle one were disturbed and are not fitted.
 _OUTLIER = 3.0
@@ -52,17 +54,19 @@ class CostTracker:
         self._on_refit = on_refit
         self._window: list[Sample] = []
 
-    def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float) -> None:
-        """One run of the kind that the model is of."""
+    def observe(
+        self, num_sequences: int, num_tokens: int, longest: int, seconds: float, *, is_urgent: bool = False
+    ) -> None:
+        """One run of the kind that the model is of. Where it is `is_urgent`, a few are judged like a window."""
         self._window.append(Sample(num_sequences, num_tokens, longest, max(seconds, LEAST_SECONDS)))
-        if len(self._window) == WINDOW_RUNS:
+        if len(self._window) >= (FEW_RUNS if is_urgent else WINDOW_RUNS):
             self._judge(self._window)
             self._window = []
 
     def _judge(self, window: list[Sample]) -> None:
         drifts = [_drift(self.cost, run) for run in window]
         self.drift = median(drifts)
-        self.worst_error = quantiles((abs(drift - 1) for drift in drifts), n=10)[-1]
+        self.worst_error = quantiles((abs(1 / drift - 1) for drift in drifts), n=10)[-1]
         is_off = abs(self.drift - 1) > MAX_DRIFT
         if is_off:
             self.cost = self._refitted(window)

@@ -76,7 +76,7 @@ class Executor:
         """The end of every sequence; of each `StoppedError` where `cancellation` was set."""
         started = time.monotonic()
         try:
-            results = self._encode(batch, alone, cancellation)
+            results = self._encode_in_memory(batch, alone, cancellation)
         except EngineError as error:
             if len(batch) == 1 or cancellation.is_set:
                 return [Ended(entry, started, time.monotonic(), error) for entry in batch]
@@ -95,9 +95,17 @@ class Executor:
             )
         return [Ended(entry, started, finished, result) for entry, result in zip(batch, results, strict=True)]
 
+    def _encode_in_memory(
+        self, batch: Sequence[Entry], alone: bool, cancellation: Cancellation
+    ) -> list[Encoding | EngineError]:
+        try:
+            return self._encode(batch, alone, cancellation)
+        except MemoryError as error:
+            raise OutOfMemoryError("the host has no memory left for the batch") from error
+
     def _encode(self, batch: Sequence[Entry], alone: bool, cancellation: Cancellation) -> list[Encoding | EngineError]:
         began = time.monotonic()
-        packed = self._pack(batch)
+        packed = pack([entry.sequence for entry in batch])
         outputs, seconds = self._run(batch, packed, began, alone, cancellation)
         if outputs.token_embeddings is None:
             results = [self._checked(Encoding(pooled, None)) for pooled in outputs.sentence_embedding]
@@ -112,12 +120,6 @@ class Executor:
         # Without one good number the run has failed, whatever the engine says.
         self._tell(packed, seconds, errors[0] if len(errors) == len(results) else None)
         return results
-
-    def _pack(self, batch: Sequence[Entry]) -> PackedBatch:
-        try:
-            return pack([entry.sequence for entry in batch])
-        except MemoryError as error:
-            raise OutOfMemoryError("the host has no memory left for the batch") from error
 
     def _run(
         self, batch: Sequence[Entry], packed: PackedBatch, began: float, alone: bool, cancellation: Cancellation

@@ -23,7 +23,7 @@ from service.request import Priority, Request
 
 AGEING_BATCHES = 16
 CREDIT_QUANTA = 4
-# Lanes with work waiting, beyond which further callers share one: `take` looks at each.
+# Lanes with work waiting, beyond which further callers share one, those with a weight excepted: `take` looks at each.
 MAX_CALLERS = 256
 # No caller is called so: names from the wire are printable.
 OTHERS = "\n"
@@ -152,7 +152,8 @@ class FairQueue:
     def _lane(self, request: Request) -> Lane:
         """The lane of a request's caller, made if need be. Notes on the request where that is the one of the others."""
         lanes, virtual = self._lanes[request.priority], self._virtual[request.priority]
-        if request.caller not in lanes and len(lanes) >= MAX_CALLERS:
+        is_named = request.caller in lanes or request.caller in self._weights
+        if not is_named and len(lanes) >= MAX_CALLERS:
             for caller in [caller for caller, lane in lanes.items() if not lane.num_sequences]:
                 del lanes[caller]
             if len(lanes) >= MAX_CALLERS:

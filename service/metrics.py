@@ -9,6 +9,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
@@ -24,6 +25,20 @@ FILL_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 MODEL = ("model", "version")
 BOUNDS = ("tokens", "sequences", "requests", "bytes")
 OK, CANCELLED = "ok", "cancelled"
+
+
+class Queue(Protocol):
+    """What is shown of a model's queue."""
+
+    @property
+    def num_queued_sequences(self) -> int: ...
+    @property
+    def num_queued_tokens(self) -> int: ...
+    @property
+    def num_requests_in_flight(self) -> int: ...
+    @property
+    def num_bytes_in_flight(self) -> int: ...
+    def fullness(self, bound: str, /) -> float: ...
 
 
 class Metrics:
@@ -198,22 +213,14 @@ class ModelMetrics:
         self._info = metrics.model_info
         self._labels = labels
 
-    def watch_queue(
-        self,
-        *,
-        sequences: Callable[[], float],
-        tokens: Callable[[], float],
-        requests: Callable[[], float],
-        num_bytes: Callable[[], float],
-        fullness: Callable[[str], float],
-    ) -> None:
+    def watch_queue(self, queue: Queue) -> None:
         """Read what waits and what is in flight at each scrape, so that the gauges cannot go stale."""
-        self._queued_sequences.set_function(sequences)
-        self._queued_tokens.set_function(tokens)
-        self._model_requests.set_function(requests)
-        self._model_bytes.set_function(num_bytes)
+        self._queued_sequences.set_function(lambda: queue.num_queued_sequences)
+        self._queued_tokens.set_function(lambda: queue.num_queued_tokens)
+        self._model_requests.set_function(lambda: queue.num_requests_in_flight)
+        self._model_bytes.set_function(lambda: queue.num_bytes_in_flight)
         for bound, gauge in self._fullness.items():
-            gauge.set_function(partial(fullness, bound))
+            gauge.set_function(partial(queue.fullness, bound))
 
     @contextmanager
     def count_request(self) -> Iterator[None]:

@@ -11,6 +11,9 @@ from service.executor import Ran
 from service.scheduler import Taken
 from service.supervisor import Supervisor
 
+# How often it is looked for runs that do not end.
+WATCH_SECONDS = 0.5
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -35,6 +38,7 @@ class Runs:
 
     def __init__(self) -> None:
         self._runs: dict[int, Run] = {}
+        self._watched = time.monotonic()
 
     def begin(self, taken: Taken) -> None:
         """This thread is about to run a batch."""
@@ -53,19 +57,27 @@ class Runs:
         return iter(self._runs.values())
 
     def stop_deserted(self) -> int:
-        """Stop the runs whose callers have all left; how many."""
+        """Stop the runs whose callers have all left; how many. A test, which has no batch, is nobody's."""
         deserted = [
             run
             for run in self
-            if not run.cancellation.is_set and all(entry.request.is_settled for entry in run.taken.batch)
+            if run.taken.batch
+            and not run.cancellation.is_set
+            and all(entry.request.is_settled for entry in run.taken.batch)
         ]
         for run in deserted:
             run.cancellation.set()
         return len(deserted)
 
-    def stop_hung(self, supervisor: Supervisor, now: float) -> bool:
-        """Stop the runs that should have ended long ago; whether there is one."""
-        hung = [run for run in self if supervisor.is_hung(run.started, run.taken.seconds, now)]
-        for run in hung:
-            run.cancellation.set()
-        return bool(hung)
+    def watch(self, supervisor: Supervisor, now: float) -> None:
+        """Stop what should have ended long ago. While the whole process is frozen nothing runs, and nothing hangs."""
+        pause = now - self._watched - WATCH_SECONDS
+        self._watched = now
+        if pause > WATCH_SECONDS:
+            supervisor.forgive(pause)
+            for run in self:
+                run.started += pause
+        for run in self:
+            if supervisor.is_hung(run.started, run.taken.seconds, now):
+                run.cancellation.set()
+                supervisor.note_hang(now)

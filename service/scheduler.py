@@ -1,30 +1,20 @@
 """Decides which sequences run next, and does nothing: synchronous, no clock of its own, no threads, no I/O.
 
-The unit is one sequence. Each gets a key when it is put, and of those whose turn it is (`fair_queue.py`) the smallest
-key is the most urgent:
-
-- without a deadline, arrival + PATIENCE, and for what a request has beyond a full batch, SPREAD times the seconds of
-  that work;
-- with a deadline, the latest moment at which it can start so that the rest of its request still makes it, if that is
-  sooner. Keys less the present are slack; since the present is the same for all, they need no updating.
-
-So requests of up to a full batch leave in the order of arrival, and end one after the other instead of all late. One of
-10,000 sequences is spread over more than the time that it would take alone: a single sequence that comes meanwhile
-waits for a batch of it at most. Nobody starves within a lane: keys never change, and whatever is put after a key's
-moment has passed has a larger one, unless its deadline cannot be met, and then it is refused.
-
-`take` starts a batch from the most urgent sequence and fills it from the next few: in the order of turns, within a turn
-closest in length first, or most urgent first where that would make somebody late (`punctuality.py`); up to the token
-budget; with each that costs no more in company than in a run of its own, and makes nobody late.
+The unit is one sequence. `put` refuses what cannot be met or held (`admission.py`). `take` starts a batch from the most
+urgent sequence (`urgency.py`) of those whose turn it is (`fair_queue.py`) and fills it from the next few
+(`company.py`); in the order of urgency alone where company of like length would make somebody late (`punctuality.py`).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from statistics import median
 from typing import NamedTuple
 
 from service.admission import Admission, Bounds
+from service.company import compose
 from service.cost_tracker import CostTracker
 from service.errors import DeadlineError, QueueFullError
 from service.fair_queue import FairQueue
@@ -32,12 +22,9 @@ from service.lane import Entry
 from service.memory_budget import MemoryBudget
 from service.punctuality import MARGIN, are_hurried, deadline_of, reserve_tokens
 from service.request import Request
+from service.urgency import keys
 
-# How long a request without a deadline lets those with one pass.
-PATIENCE_SECONDS = 1.0
-# Above 1, so that a large request yields to those who come later even if it runs at half the predicted rate.
-SPREAD = 2.0
-# How many sequences `take` looks at: enough to find like lengths, few enough to stay under 0.1 ms; where a batch is
+# How many sequences `take` looks at: enough to find like lengths, few enough to stay near 0.1 ms; where a batch is
 # larger than that many short sequences, as many as fill it.
 LOOKAHEAD = 64
 SHORT_TOKENS = 4
@@ -46,6 +33,8 @@ MIN_SPLIT_TOKENS = 16
 # A prediction that lets nothing run is never corrected. So when requests are refused for predictions and nothing has
 # run for this long, one is let in.
 TRUST_SECONDS = 10.0
+# The middle one of so many counts.
+_ALONE_RUNS = 5
 
 
 class Displaced(NamedTuple):
@@ -96,6 +85,9 @@ class Scheduler:
         # Predicted ends of what runs.
         self._running: dict[Taken, float] = {}
         self._distrusted_since: float | None = None
+        self._is_probe = False
+        # Of runs that had the machine to themselves: what they took, over the model's, which is of a busy machine.
+        self._alone_ratios: deque[float] = deque([1.0 / num_runners], maxlen=_ALONE_RUNS)
 
     @property
     def num_queued_sequences(self) -> int:
@@ -127,14 +119,25 @@ class Scheduler:
 
         Raises `QueueFullError` or `DeadlineError`, and then has changed nothing.
         """
-        victims = self._admission.displaced(request, now)
-        cost, is_idle = self.costs.cost, not (self._queue.num_sequences or self._running)
+        victims = self._admission.displaced(request, self._busy_seconds(now), now)
+        cost = self.costs.cost
         shares = [cost.share(sequence.num_tokens) for sequence in request.sequences]
-        work = [share / self._num_runners for share in shares]
-        entries = list(self._entries(request, work))
-        # A sequence runs on one runner, unless it has the machine to itself.
-        own = cost.per_run + (sum(work) if is_idle else max(sum(work), max(shares)))
-        self._check_deadline(request, entries[-1], own, now)
+        entries = [
+            Entry(key, next(self._order), request, place)
+            for place, key in enumerate(
+                keys(
+                    request,
+                    [
+                        max(share, self.costs.token_seconds * s.num_tokens)
+                        for share, s in zip(shares, request.sequences, strict=True)
+                    ],
+                    per_run=cost.per_run,
+                    at_once=self._token_seconds * self._max_batch_tokens,
+                    num_runners=self._num_runners,
+                )
+            )
+        ]
+        self._check_deadline(request, entries[-1], shares, now)
         for victim in victims:
             self.end(victim)
         self._queue.add(request, entries)
@@ -148,8 +151,8 @@ class Scheduler:
             return Taken([], expired)
         if are_hurried(groups, now, self._token_seconds, self._reserve):
             groups = [[entry] for group in groups for entry in group]
-        batch, seconds, is_full = self._compose(groups, self._budget(num_idle), now)
-        if not is_full and (wake_at := self._wake_at(batch, seconds)) > now:
+        batch, seconds = compose(groups, self.costs.cost, self._memory, self._budget(num_idle), now)
+        if (wake_at := self._wake_at(batch, seconds)) > now:
             return Taken([], expired, wake_at=wake_at)
         self._queue.take(batch)
         is_alone = num_idle == self._num_runners and not self._queue.num_sequences
@@ -161,6 +164,22 @@ class Scheduler:
         """The run of a batch is over, whatever came of it."""
         del self._running[taken]
         self._distrusted_since = None
+        self._is_probe = False
+
+    def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float, *, is_alone: bool) -> None:
+        """What a run really took. The model is of a busy machine: one that had it to itself says only so much."""
+        if is_alone and self._num_runners > 1:
+            predicted = self.costs.cost.seconds(num_sequences, num_tokens, longest)
+            self._alone_ratios.append(seconds / predicted)
+            # With all of the machine it is at best so many times as fast: a model that says more is wrong.
+            seconds *= self._num_runners
+            if seconds >= predicted:
+                return
+        self.costs.observe(num_sequences, num_tokens, longest, seconds, is_urgent=self._is_probe)
+
+    def stop_waiting(self) -> None:
+        """From now on start what there is: nobody comes any more."""
+        self._max_wait_seconds = 0.0
 
     def note_out_of_memory(self, taken: Taken, most_tokens: int, now: float) -> None:
         """There was no memory for a batch in one run, though for `most_tokens` of it (0: for none).
@@ -198,12 +217,12 @@ class Scheduler:
             ),
         )
 
-    def _check_deadline(self, request: Request, last: Entry, own: float, now: float) -> None:
+    def _check_deadline(self, request: Request, last: Entry, shares: Sequence[float], now: float) -> None:
         if request.deadline is None:
             return
         if now >= request.deadline:
             raise DeadlineError("the deadline has passed")
-        seconds = self._seconds_before(last, now) + own
+        seconds = self._predicted_seconds(last, shares, now)
         if now + seconds > request.deadline and self._is_trusted(now):
             raise DeadlineError(
                 f"the deadline is {request.deadline - now:.3f} s away; the request would be done in {seconds:.3f} s, "
@@ -213,39 +232,37 @@ class Scheduler:
     def _is_trusted(self, now: float) -> bool:
         if self._distrusted_since is None:
             self._distrusted_since = now
-        return now - self._distrusted_since < TRUST_SECONDS
+        self._is_probe = now - self._distrusted_since >= TRUST_SECONDS
+        return not self._is_probe
 
-    def _seconds_before(self, entry: Entry, now: float) -> float:
-        """Predicted time until what runs and everything before an entry is done."""
-        is_busy = len(self._running) >= self._num_runners
-        busy = max(0.0, min(self._running.values()) - now) if is_busy else 0.0
-        return busy + MARGIN * self._queue.tokens_before(entry) * self._token_seconds
+    def _predicted_seconds(self, last: Entry, shares: Sequence[float], now: float) -> float:
+        """Until what runs, everything before a request's last entry, and the request itself are done."""
+        per_run, work = self.costs.cost.per_run, sum(shares)
+        if not (self._queue.num_sequences or self._running):
+            return median(self._alone_ratios) * (per_run + work)
+        # A sequence runs on one runner, unless it has the machine to itself.
+        own = per_run + max(work / self._num_runners, *shares)
+        return self._busy_seconds(now) + MARGIN * self._queue.tokens_before(last) * self._token_seconds + own
 
-    def _entries(self, request: Request, work: list[float]) -> Iterator[Entry]:
-        before, after = 0.0, sum(work)
-        per_run = self.costs.cost.per_run
-        at_once = max(self.costs.cost.per_token * self._max_batch_tokens, work[0])
-        for place, seconds in enumerate(work):
-            beyond = max(0.0, before + seconds - at_once)
-            key = request.arrival + PATIENCE_SECONDS + SPREAD * beyond
-            if request.deadline is not None:
-                # One sequence runs on one runner, however many there are.
-                key = min(key, request.deadline - max(after, seconds * self._num_runners) - per_run)
-            yield Entry(key, next(self._order), request, place)
-            before += seconds
-            after -= seconds
+    def _busy_seconds(self, now: float) -> float:
+        """Predicted time until a runner is free."""
+        if len(self._running) < self._num_runners:
+            return 0.0
+        return max(0.0, min(self._running.values()) - now)
 
     def _candidates(self, now: float) -> tuple[list[list[Entry]], list[Request]]:
         """The next few in the order of their turns, and those found among them whom nothing can help any more."""
         expired: list[Request] = []
         while True:
             groups = self._queue.upcoming()
-            late = {id(e.request): e.request for group in groups for e in group if self._is_late(e, now)}
+            late = {id(e.request): e for group in groups for e in group if self._is_late(e, now)}
             if not late:
                 return groups, expired
-            for request in late.values():
-                self._queue.drop(request)
-                expired.append(request)
+            for entry in late.values():
+                # One by one: the last who waits is tried, or a prediction that is wrong would never be corrected.
+                if self._is_late(entry, now):
+                    self._queue.drop(entry.request)
+                    expired.append(entry.request)
 
     def _is_late(self, entry: Entry, now: float) -> bool:
         """Whether its request cannot be done in time any more. Where nobody else waits, it does no harm to try."""
@@ -260,41 +277,13 @@ class Scheduler:
         length = entry.sequence.num_tokens
         return self.costs.cost.seconds(1, length, length)
 
-    def _compose(self, groups: list[list[Entry]], budget: int, now: float) -> tuple[list[Entry], float, bool]:
-        """The batch, its predicted seconds, and whether there is no more room in it."""
-        cost = self.costs.cost
-        head = groups[0][0]
-        length = longest = num_tokens = head.sequence.num_tokens
-        seconds, is_full = self._seconds_alone(head), False
-        # The first deadline that can be met; nobody joins who would spoil that.
-        limit = deadline_of(head) if now + seconds <= deadline_of(head) else math.inf
-        batch = [head]
-        for group in groups:
-            for entry in sorted(group, key=lambda entry: abs(entry.sequence.num_tokens - length)):
-                if entry is head:
-                    continue
-                if num_tokens >= budget:
-                    return batch, seconds, True
-                added = entry.sequence.num_tokens
-                total, reach = num_tokens + added, max(longest, added)
-                if total > budget or not self._memory.allows(total, reach, now):
-                    is_full = True
-                    continue
-                after = cost.seconds(len(batch) + 1, total, reach)
-                latest = min(limit, deadline_of(entry))
-                if after - seconds > cost.seconds(1, added, added) or now + after > latest:
-                    continue
-                batch.append(entry)
-                num_tokens, longest, seconds, limit = total, reach, after, latest
-        return batch, seconds, is_full or num_tokens >= budget
-
     def _budget(self, num_idle: int) -> int:
         share = -(-self._queue.num_tokens // num_idle)
         return min(self._max_batch_tokens, max(share, MIN_SPLIT_TOKENS))
 
     def _wake_at(self, batch: list[Entry], seconds: float) -> float:
-        """Until when a batch may wait for company."""
-        if not self._max_wait_seconds:
+        """Until when a batch may wait for company; not where as much waits as a run may have."""
+        if not self._max_wait_seconds or self._queue.num_tokens >= self._max_batch_tokens:
             return -math.inf
         oldest = min(entry.request.arrival for entry in batch)
         return min(oldest + self._max_wait_seconds, *(deadline_of(entry) - 2 * seconds for entry in batch))

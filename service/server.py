@@ -132,6 +132,8 @@ class Server:
         log.info("draining: new requests are refused, %d are in flight", num_in_flight, extra=fields(event="draining"))
         self.repository.is_draining = True
         self._draining.set()
+        for model in self.repository.models:
+            model.batcher.stop_waiting()
         try:
             async with asyncio.timeout(self._settings.grace_seconds):
                 await self._interceptor.wait_until_idle()

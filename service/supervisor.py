@@ -12,6 +12,8 @@ DEATH_SECONDS = 30.0
 # A run that takes so much longer than predicted, and so long at all, is taken to hang.
 HANG_SECONDS = 10.0
 HANG_RATIO = 20.0
+# Callers with deadlines leave before a run is taken to hang; one that they leave after so long counts as a fault.
+OVERDUE_SECONDS = 0.5
 
 
 class Supervisor:
@@ -37,6 +39,15 @@ class Supervisor:
     def note_fault(self) -> None:
         """A run failed."""
         self._num_faults += 1
+
+    def forgive(self, seconds: float) -> None:
+        """The whole process stood still for so long: frozen, or moved to another machine."""
+        if self._unhealthy_since is not None:
+            self._unhealthy_since += seconds
+
+    def is_overdue(self, seconds: float, predicted_seconds: float) -> bool:
+        """Whether a run that was stopped since its callers had left had taken suspiciously long by then."""
+        return seconds > max(OVERDUE_SECONDS, HANG_RATIO * predicted_seconds)
 
     def note_hang(self, now: float) -> None:
         """A run does not end."""

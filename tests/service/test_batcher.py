@@ -454,6 +454,79 @@ async def test_a_run_that_does_not_end_is_stopped_and_the_engine_tested(monkeypa
         await bench.batcher.submit(request(2))
 
 
+async def test_runs_that_callers_leave_after_suspiciously_long_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.supervisor.OVERDUE_SECONDS", 0.01)
+    async with running() as bench:
+        for _ in range(MAX_FAULTS):
+            with pytest.raises(DeadlineError):
+                await bench.batcher.submit(request(ENDLESS, deadline=time.monotonic() + 0.05))
+        await bench.batcher.submit(request(2))
+        assert bench.engine.num_tests == 1
+
+
+async def test_a_test_that_does_not_end_is_a_hang_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (
+        ("batcher.WATCH_SECONDS", 0.01),
+        ("supervisor.HANG_SECONDS", 0.05),
+        ("supervisor.DEATH_SECONDS", 0.05),
+    ):
+        monkeypatch.setattr(f"service.{name}", seconds)
+    async with running() as bench:
+        never = threading.Event()
+        monkeypatch.setattr(bench.batcher, "_test_engine", lambda: never.wait(30))
+        for _ in range(MAX_FAULTS):
+            with pytest.raises(EngineError):
+                await bench.batcher.submit(request(CULPRIT))
+        with pytest.raises(RequestError):
+            await bench.batcher.submit(request(2))
+        await bench.until(lambda: bench.deaths > 0)
+        never.set()
+
+
+async def test_a_process_that_stood_still_is_not_taken_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.supervisor.HANG_SECONDS", 0.6)  # a little more than what lies between two watches
+    async with running() as bench:
+        blocked = await bench.block()
+        time.sleep(1.5)  # nothing of this process' loop runs, as when it is frozen
+        bench.batcher._watch()
+        assert bench.batcher.is_healthy
+        bench.engine.gate.set()
+        await blocked
+
+
+async def test_memory_that_is_missing_after_the_run_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as bench:
+        with monkeypatch.context() as starved:
+            starved.setattr("service.executor.unpack", _raise_memory_error)
+            with pytest.raises(OutOfMemoryError):
+                await bench.batcher.submit(request(2, wants_tokens=True))
+        await bench.batcher.submit(request(3, wants_tokens=True))
+        assert bench.batcher.is_alive
+
+
+def _raise_memory_error(*_: object) -> None:
+    raise MemoryError
+
+
+async def test_a_run_that_only_the_displaced_waited_for_is_stopped() -> None:
+    async with running(budget=2, bound=4) as bench:
+        low = asyncio.create_task(bench.batcher.submit(request(ENDLESS, 2, priority=Priority.LOW, length=2)))
+        assert await asyncio.to_thread(bench.engine.entered.acquire, timeout=30)
+        await bench.batcher.submit(request(3, length=3, priority=Priority.HIGH))
+        with pytest.raises(QueueFullError):
+            await low
+        assert bench.value("mhsa_stopped_runs_total") == 1
+
+
+async def test_a_drain_starts_what_waits_for_company() -> None:
+    async with running() as bench:
+        bench.scheduler._max_wait_seconds = 1000.0
+        waits = asyncio.create_task(bench.batcher.submit(request(2)))
+        await bench.until(lambda: bench.scheduler.num_queued_sequences == 1)
+        bench.batcher.stop_waiting()
+        await waits
+
+
 async def test_a_run_that_cannot_even_be_stopped_ends_in_death(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (
         ("batcher.WATCH_SECONDS", 0.01),

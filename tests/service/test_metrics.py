@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from service.errors import DeadlineError
-from service.metrics import Metrics
+from service.metrics import BOUNDS, Metrics
 
 METHODS, CODES, REASONS = (
     ("EncoderService/Encode", "GRPCInferenceService/ModelInfer"),
@@ -164,26 +166,30 @@ def test_the_model_is_described_by_its_labels(metrics: Metrics) -> None:
     assert value(metrics, "mhsa_model_info", **MODEL, **labels) == 1
 
 
+@dataclass
+class FakeQueue:
+    num_queued_sequences: int = 3
+    num_queued_tokens: int = 40
+    num_requests_in_flight: int = 2
+    num_bytes_in_flight: int = 500
+    parts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))
+
+    def fullness(self, bound: str, /) -> float:
+        return self.parts[bound]
+
+
 def test_what_waits_and_what_is_in_flight_is_read_at_each_scrape(metrics: Metrics) -> None:
     names = ("queue_sequences", "queue_tokens", "model_requests_in_flight", "model_bytes_in_flight")
-    found = dict(zip(names, (3, 40, 2, 500), strict=True))
-    metrics.of_model("tiny", "3").watch_queue(
-        sequences=lambda: found["queue_sequences"],
-        tokens=lambda: found["queue_tokens"],
-        requests=lambda: found["model_requests_in_flight"],
-        num_bytes=lambda: found["model_bytes_in_flight"],
-        fullness=lambda _bound: 0.0,
-    )
+    queue = FakeQueue()
+    metrics.of_model("tiny", "3").watch_queue(queue)
     assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [3, 40, 2, 500]
-    found.update(dict.fromkeys(names, 0))
+    queue.__init__(0, 0, 0, 0)  # type: ignore[misc]  # every field anew
     assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [0, 0, 0, 0]
 
 
 def test_how_full_each_bound_is_is_read_at_each_scrape(metrics: Metrics) -> None:
     parts = {"tokens": 0.25, "sequences": 0.5, "requests": 0.75, "bytes": 1.0}
-    metrics.of_model("tiny", "3").watch_queue(
-        sequences=float, tokens=float, requests=float, num_bytes=float, fullness=lambda bound: parts[bound]
-    )
+    metrics.of_model("tiny", "3").watch_queue(FakeQueue(parts=parts))
     found = {bound: value(metrics, "mhsa_queue_fullness_ratio", **MODEL, bound=bound) for bound in parts}
     assert found == parts
     parts.update(tokens=0.0)

@@ -7,7 +7,7 @@ import pytest
 
 from service.admission import Bounds
 from service.cost_model import CostModel
-from service.cost_tracker import CostTracker
+from service.cost_tracker import FEW_RUNS, WINDOW_RUNS, CostTracker
 from service.errors import DeadlineError
 from service.request import Priority, Request, TokenSequence
 from service.scheduler import TRUST_SECONDS, Scheduler
@@ -144,6 +144,19 @@ def test_requests_of_like_size_end_one_after_the_other() -> None:
     queue.put(second, 0.1)
     assert taken(queue, 0.1) == [(first, 0), (first, 1)]
     assert taken(queue, 0.1) == [(second, 0), (second, 1)]
+
+
+@pytest.mark.parametrize("times_slower", [1.0, 3.0, 6.0])
+def test_a_giant_lets_others_pass_also_on_a_machine_slower_than_predicted(times_slower: float) -> None:
+    queue = scheduler(budget=5)
+    queue.put(request(*[5] * 100, arrival=0.0), 0.0)
+    now, waits = 0.0, []
+    for _ in range(40):
+        now += times_slower * FREE_ATTENTION.seconds(1, 5, 5)
+        taken(queue, now)
+        queue.put(small := request(5, arrival=now), now)
+        waits.append(next(n for n in range(5) if small in [one for one, _ in taken(queue, now)]))
+    assert max(waits) <= 1
 
 
 @pytest.mark.parametrize("num_batches_done", [0, 1, 7, 50])
@@ -292,6 +305,47 @@ class TestDeadlines:
         with pytest.raises(DeadlineError):
             queue.put(request(8, deadline=TRUST_SECONDS + 5.0), TRUST_SECONDS)
 
+    def test_the_last_of_many_hopeless_is_tried_or_the_prediction_would_never_be_corrected(self) -> None:
+        queue = scheduler(budget=5)
+        for n in range(3):
+            queue.put(request(5, arrival=0.1 * n, deadline=22.0), 0.0)
+        decision = queue.take(17.0)  # 1 + 5 s from now is 23
+        assert (len(decision.expired), len(decision.batch)) == (2, 1)
+
+    def test_runs_alone_that_were_faster_than_a_right_model_allows_correct_it(self) -> None:
+        queue = scheduler(runners=2)
+        for _ in range(WINDOW_RUNS):
+            queue.observe(1, 9, 9, 1.0, is_alone=True)  # predicted 10 s, so 5 s at best
+        assert queue.costs.cost.seconds(1, 9, 9) == pytest.approx(2.0)
+
+    def test_runs_alone_that_a_right_model_allows_do_not(self) -> None:
+        queue = scheduler(runners=2)
+        for _ in range(WINDOW_RUNS):
+            queue.observe(1, 9, 9, 6.0, is_alone=True)
+        assert queue.costs.cost.seconds(1, 9, 9) == pytest.approx(10.0)
+
+    def test_an_idle_machine_is_predicted_by_runs_that_had_it_to_themselves(self) -> None:
+        queue = scheduler(runners=2)
+        with pytest.raises(DeadlineError, match=r"done in 5\.000 s"):
+            queue.put(request(9, deadline=4.0), 0.0)
+        for _ in range(9):
+            queue.observe(1, 9, 9, 8.0, is_alone=True)
+        with pytest.raises(DeadlineError, match=r"done in 8\.000 s"):
+            queue.put(request(9, deadline=7.0), 0.0)
+
+    def test_a_few_runs_of_those_let_in_correct_a_model_that_lets_nothing_run(self) -> None:
+        queue, now = scheduler(), 0.0
+        for _ in range(FEW_RUNS):
+            with pytest.raises(DeadlineError):
+                queue.put(request(9, arrival=now, deadline=now + 5.0), now)
+            now += TRUST_SECONDS
+            queue.put(request(9, arrival=now, deadline=now + 5.0), now)
+            decision = queue.take(now)
+            queue.observe(1, 9, 9, 1.0, is_alone=True)
+            queue.finish(decision)
+        queue.put(request(9, arrival=now, deadline=now + 5.0), now)
+        assert queue.costs.cost.seconds(1, 9, 9) == pytest.approx(1.0)
+
 
 class TestWaiting:
     def test_a_batch_waits_for_company_until_the_oldest_has_waited_long_enough(self) -> None:
@@ -306,6 +360,17 @@ class TestWaiting:
         queue = scheduler(budget=10, max_wait=0.5)
         queue.put(request(6, 6), 0.0)
         assert len(taken(queue, 0.0)) == 1
+
+    def test_as_much_as_waits_does_not_start_at_once_only_because_it_all_fits(self) -> None:
+        queue = scheduler(budget=100, max_wait=0.5)
+        queue.put(request(20, 20), 0.0)
+        assert queue.take(0.0).wake_at == 0.5
+
+    def test_nobody_waits_for_company_once_nobody_comes_any_more(self) -> None:
+        queue = scheduler(budget=100, max_wait=0.5)
+        queue.put(request(20), 0.0)
+        queue.stop_waiting()
+        assert len(taken(queue)) == 1
 
     def test_a_batch_does_not_wait_past_the_moment_that_a_deadline_allows(self) -> None:
         queue = scheduler(budget=10, max_wait=100.0)

@@ -18,7 +18,8 @@ from service.errors import DeadlineError, InvalidRequestError, QueueFullError
 from service.fair_queue import AGEING_BATCHES
 from service.lane import Entry
 from service.request import Priority, Request
-from service.scheduler import PATIENCE_SECONDS, SPREAD, Scheduler, Taken
+from service.scheduler import Scheduler, Taken
+from service.urgency import PATIENCE_SECONDS, SPREAD
 from tests.service.test_scheduler import request
 
 COST = CostModel(per_run=1.0, per_token=1.0, per_pair=0.01)
