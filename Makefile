@@ -17,7 +17,7 @@ test: $(VENV)/.made  ## Run every test
 	$(BIN)/python -m pytest
 
 test-deploy: $(VENV)/.made  ## Run every deploy test that this machine can: images, Compose; say what was skipped and why
-	$(BIN)/python -m pytest tests/deploy -m "deploy or not deploy"
+	$(BIN)/python -m pytest tests/deploy -m "$(or $(ONLY),deploy or not deploy)"
 
 check: $(VENV)/.made  ## Lint, types, import order, protos, generated code
 	$(BIN)/ruff check .
