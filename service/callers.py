@@ -8,6 +8,7 @@ could name themselves, each would have as many shares as it makes up names.
 """
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ EVERYBODY = ""
 _BEARER = "bearer "
 # Of a digest, in the name of a token that the file gives none: told apart among millions, and of no other use.
 _NAME_DIGITS = 12
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ def read_callers(settings: Settings) -> Callers:
             f"--tenant-weights has {unknown[0]!r}, which no token of --auth-token-file is called; "
             "--fairness tenant weighs tenants"
         )
+    if settings.fairness == "tenant" and not tokens:
+        log.warning("--fairness tenant without --auth-token-file: every caller may say that it is any tenant")
     return Callers(tokens, settings.fairness)
 
 

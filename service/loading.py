@@ -52,6 +52,11 @@ async def load_model(
     prepared = await _in_daemon_thread(lambda: prepare(found.path, settings))
     bundle, engine, precision = prepared.bundle, prepared.engine, prepared.precision
     limits = _limits(bundle.manifest, settings)
+    if limits.max_sequence_tokens < bundle.manifest.max_sequence_tokens:
+        log.warning(
+            "sequences above %d tokens are refused, by --max-request-tokens or --max-queued-tokens; the model takes %d",
+            *(limits.max_sequence_tokens, bundle.manifest.max_sequence_tokens),
+        )
     max_batch_tokens = settings.max_batch_tokens or prepared.calibration.max_batch_tokens
     batcher = Batcher(
         _scheduler(found, settings, prepared, of_model, max_batch_tokens),

@@ -119,7 +119,8 @@ class Scheduler:
 
         Raises `QueueFullError` or `DeadlineError`, and then has changed nothing.
         """
-        victims = self._admission.displaced(request, self._busy_seconds(now), now)
+        # What waits for company holds its place for so long, at most.
+        victims = self._admission.displaced(request, self._busy_seconds(now) + self._max_wait_seconds, now)
         cost = self.costs.cost
         shares = [cost.share(sequence.num_tokens) for sequence in request.sequences]
         entries = [

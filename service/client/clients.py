@@ -66,6 +66,9 @@ _OPTIONS: list[tuple[str, int | str]] = [
 _HEALTH = {"healthCheckConfig": {"serviceName": "mhsa.encoder.v1.EncoderService"}}
 
 
+_LONGEST_SECONDS = 1e8
+
+
 class EncoderClient:
     """A blocking client; threads may share it.
 
@@ -266,11 +269,24 @@ def _options(watch_health: bool) -> list[tuple[str, int | str]]:
 
 
 def _metadata(token: str | None, tenant: str | None) -> tuple[tuple[str, str], ...]:
+    for name, value in (("token", token), ("tenant", tenant)):
+        if value is not None and not (value and value.isascii() and value.isprintable()):
+            raise ValueError(f"the {name} is empty or has characters other than printable ASCII")
     authorization = () if token is None else (("authorization", f"Bearer {token}"),)
     return authorization if tenant is None else (*authorization, ("mhsa-tenant", tenant))
 
 
+def _seconds(timeout: float | None) -> float | None:
+    """A timeout as gRPC can have it. What is beyond years is none to gRPC, which would take it for one that is over."""
+    if timeout is None or timeout > _LONGEST_SECONDS:
+        return None
+    if not timeout > 0:
+        raise ValueError(f"timeout is {timeout}; it takes seconds above 0, or None for no limit")
+    return timeout
+
+
 def _countdown(timeout: float | None) -> Callable[[], float | None]:
     """What is left of a timeout each time it is asked."""
-    end = None if timeout is None else time.monotonic() + timeout
+    seconds = _seconds(timeout)
+    end = None if seconds is None else time.monotonic() + seconds
     return lambda: None if end is None else max(0.0, end - time.monotonic())

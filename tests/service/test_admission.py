@@ -77,6 +77,16 @@ def test_a_refusal_says_when_there_is_room() -> None:
     assert caught.value.retry_seconds == 2.0  # 4 tokens too many, 1 s each, 2 runners
 
 
+def test_a_refusal_counts_what_runs_and_how_long_what_waits_may_wait_for_company() -> None:
+    queue = scheduler(bounds=Bounds(1000, 1000, 2, 1000), max_wait=3.0)
+    queue.put(request(9), 0.0)
+    queue.take(3.0)  # until 13
+    queue.put(request(4, arrival=4.0), 4.0)
+    with pytest.raises(QueueFullError) as caught:
+        queue.put(request(1), 5.0)
+    assert caught.value.retry_seconds == 8.0 + 3.0 + 2.0  # and half of what waits
+
+
 def test_those_who_are_refused_are_told_to_come_back_one_after_the_other() -> None:
     queue = bounded(tokens=10)
     queue.put(request(10), 0.0)

@@ -118,3 +118,8 @@ def test_a_weight_of_a_holder_that_there_is_not_is_refused(tmp_path: Path) -> No
 
 def test_a_weight_of_a_tenant_may_be_of_anybody(tmp_path: Path) -> None:
     callers(tmp_path / "tokens", "one alice", fairness="tenant", tenant_weights={"acme": 2.0})
+
+
+def test_tenants_that_anybody_may_name_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    read_callers(Settings(models=Path("/models"), fairness="tenant"))
+    assert any("every caller may say that it is any tenant" in message for message in caplog.messages)

@@ -237,3 +237,11 @@ async def test_what_a_models_runners_say_in_the_log_names_the_model(
 def test_the_golden_batch_of_these_tests_is_ragged() -> None:
     assert pack(golden().sequences).fill < 1
     assert not np.array_equal(TABLE[3], TABLE[1])
+
+
+async def test_sequences_that_the_settings_refuse_and_the_model_would_take_are_warned_of(
+    bundle: BundlePath, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = await load(bundle, settings=replace(SETTINGS, max_queued_tokens=3))
+    await loaded.batcher.stop()
+    assert any("sequences above 3 tokens are refused" in message for message in caplog.messages)

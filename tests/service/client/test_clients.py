@@ -319,3 +319,23 @@ async def test_a_classifiers_token_vectors_can_be_had(client: Call) -> None:
         (vectors,) = await client(wire.target, "encode_tokens", [[3, 5]])
 
     np.testing.assert_array_equal(vectors, token_vectors([3, 5]))
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+async def test_a_timeout_that_is_none_is_an_error_of_the_caller(wire: Wire, client: Call, timeout: float) -> None:
+    with pytest.raises(ValueError, match=r"timeout is .*; it takes seconds above 0, or None for no limit"):
+        await client(wire.target, "encode", [[1, 2]], timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e18])
+async def test_a_timeout_beyond_all_time_is_no_limit(wire: Wire, client: Call, timeout: float) -> None:
+    assert (await client(wire.target, "encode", [[1, 2]], timeout=timeout)).shape == (1, HIDDEN_SIZE)
+
+
+@pytest.mark.parametrize("name", ["token", "tenant"])
+@pytest.mark.parametrize("value", ["", "caf\u00e9", "a\nb"])
+async def test_what_metadata_cannot_carry_is_an_error_of_the_caller(
+    wire: Wire, client: Call, name: str, value: str
+) -> None:
+    with pytest.raises(ValueError, match=f"the {name} is empty or has characters other than printable ASCII"):
+        await client(wire.target, "encode", [[1, 2]], **{name: value})
