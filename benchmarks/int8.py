@@ -27,6 +27,7 @@ from benchmarks.contenders import BUDGETS, rotated
 from benchmarks.int8_candidates import CANDIDATES, OURS
 from benchmarks.measurement import Slice, ratio, sequences_per_second
 from benchmarks.offline import run_batches
+from benchmarks.options import comparison_parser, parse_comparison
 from benchmarks.report import new_table
 from benchmarks.traces import Batch, by_budget, mixed_trace, round_up, short_trace
 from export.quality import MAX_COMPANY_ERROR, MIN_COSINE, MIN_SPEARMAN, QualityReport, measure_quality
@@ -75,15 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.int8", description="Compare int8 with fp32: rates and quality.")
-    parser.add_argument("--bundle", type=Path, default=Path("models/all-MiniLM-L6-v2/1"), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=0.7, help="of a slice of fp32 (default: %(default)s)")
+    parser = comparison_parser(
+        "benchmarks.int8",
+        "Compare int8 with fp32: rates and quality.",
+        rounds=7,
+        seconds=0.7,
+        slice_="of a slice of fp32",
+    )
     parser.add_argument("--only", action="append", metavar="TEXT", help="only candidates with TEXT in their name")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.seconds <= 0:
-        parser.error("--rounds and --seconds must be above 0")
-    return options
+    return parse_comparison(parser, arguments)
 
 
 def _run(options: argparse.Namespace, work: Path, console: Console) -> int:

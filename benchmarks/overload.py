@@ -30,6 +30,7 @@ from benchmarks.field import end_on_sigterm, models_directory, one_process, star
 from benchmarks.foretold import fitted, foretell, read_device
 from benchmarks.load import Address, LoadError, encode
 from benchmarks.open_loop import Message, Offered, Schedule
+from benchmarks.options import comparison_parser, parse_comparison
 from benchmarks.outcomes import Tally, Window
 from benchmarks.overload_report import (
     FORETOLD_NOTE,
@@ -150,17 +151,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.overload", description="Offer up to four times what the server can do, and see what it does."
+    parser = comparison_parser(
+        "benchmarks.overload",
+        "Offer up to four times what the server can do, and see what it does.",
+        rounds=5,
+        seconds=4.0,
+        slice_="of a slice that count",
     )
-    parser.add_argument("--bundle", type=Path, default=Path("models/all-MiniLM-L6-v2/1"), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a slice that count (default: %(default)s)")
     parser.add_argument("--only", action="append", metavar="TEXT", help="only rows with TEXT in their name")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.seconds <= 0:
-        parser.error("--rounds and --seconds must be above 0")
-    return options
+    return parse_comparison(parser, arguments)
 
 
 def _run(options: argparse.Namespace, work: Path, console: Console) -> int:
