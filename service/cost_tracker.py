@@ -6,7 +6,8 @@ only, which tells nothing of the others; scaled, because what slows one shape sl
 neighbour's burst or a page fault is not the machine's speed: up to half of the runs may be disturbed.
 
 It must be told of runs of one kind alone. A model measured with all runners busy says nothing of a run that has the
-machine to itself; the batcher tells of a run unless it was the only one on an engine of several runners.
+machine to itself but that a busy one is at best so much slower; the scheduler tells of such a run only where that
+contradicts the model.
 
 Synchronous, without a clock or threads; the caller's lock guards `observe`, and the figures may be read without it.
 """

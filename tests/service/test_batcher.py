@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import numpy as np
@@ -92,6 +92,12 @@ def request(
         TokenSequence(np.full(length, first), np.arange(length), np.zeros(length, np.int64)) for first in ids
     )
     return Request(sequences, wants_tokens=wants_tokens, arrival=time.monotonic(), deadline=deadline, priority=priority)
+
+
+def hasten(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> None:
+    """Set the batcher's and the supervisor's times, by module and name."""
+    for name, value in seconds.items():
+        monkeypatch.setattr(f"service.{name}", value)
 
 
 class Bench:
@@ -425,12 +431,14 @@ async def test_an_engine_that_fails_its_test_gets_nothing_until_it_passes(monkey
 
 
 async def test_an_engine_that_never_passes_again_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (
-        ("batcher.TEST_SECONDS", 0.01),
-        ("batcher.WATCH_SECONDS", 0.01),
-        ("supervisor.DEATH_SECONDS", 0.05),
-    ):
-        monkeypatch.setattr(f"service.{name}", seconds)
+    hasten(
+        monkeypatch,
+        {
+            "batcher.TEST_SECONDS": 0.01,
+            "batcher.WATCH_SECONDS": 0.01,
+            "supervisor.DEATH_SECONDS": 0.05,
+        },
+    )
     async with running() as bench:
         bench.engine.is_broken = True
         for _ in range(MAX_FAULTS):
@@ -465,12 +473,14 @@ async def test_runs_that_callers_leave_after_suspiciously_long_are_faults(monkey
 
 
 async def test_a_test_that_does_not_end_is_a_hang_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (
-        ("batcher.WATCH_SECONDS", 0.01),
-        ("supervisor.HANG_SECONDS", 0.05),
-        ("supervisor.DEATH_SECONDS", 0.05),
-    ):
-        monkeypatch.setattr(f"service.{name}", seconds)
+    hasten(
+        monkeypatch,
+        {
+            "batcher.WATCH_SECONDS": 0.01,
+            "supervisor.HANG_SECONDS": 0.05,
+            "supervisor.DEATH_SECONDS": 0.05,
+        },
+    )
     async with running() as bench:
         never = threading.Event()
         monkeypatch.setattr(bench.batcher, "_test_engine", lambda: never.wait(30))
@@ -528,12 +538,14 @@ async def test_a_drain_starts_what_waits_for_company() -> None:
 
 
 async def test_a_run_that_cannot_even_be_stopped_ends_in_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (
-        ("batcher.WATCH_SECONDS", 0.01),
-        ("supervisor.HANG_SECONDS", 0.05),
-        ("supervisor.DEATH_SECONDS", 0.05),
-    ):
-        monkeypatch.setattr(f"service.{name}", seconds)
+    hasten(
+        monkeypatch,
+        {
+            "batcher.WATCH_SECONDS": 0.01,
+            "supervisor.HANG_SECONDS": 0.05,
+            "supervisor.DEATH_SECONDS": 0.05,
+        },
+    )
     async with running() as bench:
         blocked = await bench.block()
         with pytest.raises(RequestError, match="died"):

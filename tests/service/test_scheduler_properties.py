@@ -27,6 +27,11 @@ BUDGET, NUM_RUNNERS = 12, 2
 BOUNDS = Bounds(tokens=60, sequences=25, requests=12, bytes=100)
 
 
+def unbounded() -> Scheduler:
+    """For one runner; everybody comes in."""
+    return Scheduler(CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1)
+
+
 def load_of(one: Request) -> Bounds:
     return Bounds(one.num_tokens, len(one.sequences), 1, one.num_bytes)
 
@@ -288,9 +293,7 @@ class TwoFlood(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Scheduler(
-            CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1
-        )
+        self.queue = unbounded()
         self.served = {"a": 0, "b": 0}
 
     @rule(
@@ -324,9 +327,7 @@ class EveryClassFloods(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Scheduler(
-            CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1
-        )
+        self.queue = unbounded()
         self.since_start = dict.fromkeys(Priority, 0)
 
     @rule(
@@ -359,7 +360,7 @@ TestEveryClassFloods.settings = settings(max_examples=25, stateful_step_count=20
 @given(strategies.lists(strategies.tuples(strategies.integers(1, 12), strategies.floats(1.0, 3.0)), min_size=2))
 def test_no_company_makes_late_who_would_have_been_in_time(shapes: list[tuple[int, float]]) -> None:
     """Single sequences whose deadlines are one to three times as far as each alone takes."""
-    queue = Scheduler(CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1)
+    queue = unbounded()
     for length, patience in shapes:
         with suppress(DeadlineError):
             queue.put(request(length, deadline=patience * COST.seconds(1, length, length)), 0.0)
@@ -374,7 +375,7 @@ def test_no_company_makes_late_who_would_have_been_in_time(shapes: list[tuple[in
 
 @given(strategies.lists(strategies.tuples(strategies.integers(1, 15), strategies.integers(0, 9)), min_size=2))
 def test_what_only_arrival_tells_apart_starts_batches_in_the_order_of_arrival(shapes: list[tuple[int, int]]) -> None:
-    queue = Scheduler(CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1)
+    queue = unbounded()
     for length, arrival in shapes:
         queue.put(request(length, arrival=float(arrival)), 10.0)
     heads: list[float] = []
