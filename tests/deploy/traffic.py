@@ -1,7 +1,8 @@
 """Callers of every kind at once, so that each panel and each rule has something to show.
 
 Most are well served. Others send what is wrong, allow too little time, leave, or come all at once; the server is to
-have a bound of few requests in flight, so that of a crowd some are refused.
+have a bound of few requests in flight, so that of a crowd some are refused. How many go wrong depends on how fast the
+machine is; that some do does not, where `much` is more than any server does in the time allowed.
 """
 
 import asyncio
@@ -26,16 +27,25 @@ class _Callers:
     """What comes to one server. `busy(seconds)` is how many steady callers there are, `seconds` after the start.
 
     `pause` is how long each of those waits after an answer, in seconds; the others wait longer in proportion.
+    `much` is the number of sequences of a request that is in a hurry, is left, or comes in a crowd.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, max_tokens: int, busy: Callable[[float], int], pause: float, seed: int
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        max_tokens: int,
+        busy: Callable[[float], int],
+        pause: float,
+        much: int,
+        seed: int,
     ) -> None:
         self._encoder = EncoderServiceStub(channel)
         self._inference = GRPCInferenceServiceStub(channel)
         self._max_tokens = max_tokens
         self._busy = busy
         self._pause = pause
+        self._much = much
         self._rng = np.random.default_rng(seed)
 
     async def run(self) -> None:
@@ -89,15 +99,16 @@ class _Callers:
         await self._encoder.Encode(encode_request([[-1]]))
 
     async def _hurried(self) -> None:
-        await self._encoder.Encode(encode_request(self._sequences(4)), timeout=0.002)
+        await self._encoder.Encode(encode_request(self._sequences(self._much)), timeout=0.002)
 
     async def _leaving(self) -> None:
-        call = self._encoder.Encode(encode_request(self._sequences(4)))
+        call = self._encoder.Encode(encode_request(self._sequences(self._much)))
         await asyncio.sleep(0.002)
         call.cancel()
 
     async def _crowd(self) -> None:
-        calls = [self._encoder.Encode(encode_request(self._sequences(1))) for _ in range(_CROWD)]
+        request = encode_request(self._sequences(self._much))
+        calls = [self._encoder.Encode(request) for _ in range(_CROWD)]
         await asyncio.gather(*calls, return_exceptions=True)
 
     def _sequences(self, count: int) -> list[list[int]]:
@@ -112,6 +123,7 @@ async def drive(
     max_tokens: int = 60,
     busy: Callable[[float], int] = lambda _seconds: MAX_STEADY,
     pause: float = 0.01,
+    much: int = 4,
 ) -> None:
     """Send to each server until cancelled."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
@@ -122,7 +134,8 @@ async def drive(
                 else grpc.aio.secure_channel(target, credentials)
             )
             channel = await stack.enter_async_context(open_channel)
-            group.create_task(_Callers(channel, max_tokens=max_tokens, busy=busy, pause=pause, seed=seed).run())
+            callers = _Callers(channel, max_tokens=max_tokens, busy=busy, pause=pause, much=much, seed=seed)
+            group.create_task(callers.run())
 
 
 @contextmanager
