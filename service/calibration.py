@@ -4,8 +4,8 @@ The budget is the smallest batch at which the rate is within 3% of the best. A l
 CPU cores MiniLM reaches its plateau between 128 and 256 tokens and falls off it again past 512.
 
 Runs are timed as the server makes them, with every runner busy. Machines are shared and noisy, and a disturbance lasts
-longer than a run. So the grid is gone through several times, and of each shape the fastest run counts: what it takes to
-be wrong about a shape is a disturbance in every round.
+longer than a run. So the grid is gone through several times, until no run gets faster, and of each shape the fastest
+run counts: what it takes to be wrong about a shape is a disturbance in every round.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,9 @@ _LEAST_LONG_TOKENS = 64
 _PLATEAU = 0.97
 # Below it a difference of two rates is noise.
 _RISE = 1.01
-_ROUNDS = 4
+# After so many rounds one that makes no run faster by more than a part is the last: the machine is quiet.
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 4
+_FASTER = 0.02
 # Where the time was up before the grid was done though its runs have had less than this, others had the machine, and
 # the plateau may be further up. A budget stays as it is for as long as the server lives: then it is at least the usual.
 _LITTLE_SECONDS = 0.25
@@ -58,13 +60,11 @@ def calibrate(
     short = min(_SHORT_TOKENS, max_sequence_tokens)
     grid = _Grid(time_run, clock, stop_at)
     shapes = list(_shapes(short, max_sequence_tokens))
-    for _ in range(_ROUNDS):
-        grid.measure(shapes)
+    grid.measure(shapes)
     has_time = True
     while has_time and _still_rises(grid.fastest, short):
         longer = Shape(2 * max(grid.fastest).num_sequences, short)
-        for _ in range(_ROUNDS):
-            has_time = grid.measure([longer])
+        has_time = grid.measure([longer])
     samples = [Sample(s.num_sequences, s.num_tokens, s.length, seconds) for s, seconds in grid.fastest.items()]
     cost = fit(samples)
     errors = [abs(cost.seconds(s.num_sequences, s.num_tokens, s.longest) / s.seconds - 1) for s in samples]
@@ -109,16 +109,28 @@ class _Grid:
         self.spent_seconds = 0.0
 
     def measure(self, shapes: Sequence[Shape]) -> bool:
-        """Run each shape once. Whether there was time for all."""
-        for shape in shapes:
-            started = self._clock()
-            if self._lasted and started + self._expected(shape) > self._stop_at:
-                return False
-            seconds = max(self._time_run(shape), LEAST_SECONDS)
-            self.fastest[shape] = min(seconds, self.fastest.get(shape, seconds))
-            self._lasted[shape] = self._clock() - started
-            self.spent_seconds += seconds
-        return True
+        """Run each shape, again and again until none gets faster. Whether there was time for all."""
+        has_time = True
+        for number in range(_MOST_ROUNDS):
+            is_faster = False
+            for shape in shapes:
+                if self._lasted and self._clock() + self._expected(shape) > self._stop_at:
+                    has_time = False
+                    break
+                is_faster |= self._run(shape)
+            if number + 1 >= _LEAST_ROUNDS and not is_faster:
+                break
+        return has_time
+
+    def _run(self, shape: Shape) -> bool:
+        """Whether it was faster than those before by more than noise."""
+        started = self._clock()
+        seconds = max(self._time_run(shape), LEAST_SECONDS)
+        before = self.fastest.get(shape, seconds)
+        self.fastest[shape] = min(seconds, before)
+        self._lasted[shape] = self._clock() - started
+        self.spent_seconds += seconds
+        return seconds < (1 - _FASTER) * before
 
     def _expected(self, shape: Shape) -> float:
         """How long a run will last, by the last one of its shape or by the largest."""

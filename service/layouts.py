@@ -24,7 +24,9 @@ _Probe = tuple[str, Shape]
 # From here on there is something between one thread for a run and all of them.
 _MANY_CPUS = 8
 _SOME_THREADS = 4
-_ROUNDS = 6
+# After so many rounds one that makes no run faster by more than a part is the last: the machine is quiet.
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 6
+_FASTER = 0.02
 # What a round measures, the smallest first: a slow model may not come further before the time is up. Lone runs are
 # short, and may well be made more often. Runs side by side have so many sequences for each thread, which gives every
 # candidate the same work.
@@ -156,10 +158,12 @@ class _Entrant(Generic[E]):
     engine: E
     turns: dict[_Probe, _Turn] = field(default_factory=dict)
 
-    def note(self, probe: _Probe, num_tokens: int, cost: Cost) -> None:
+    def note(self, probe: _Probe, num_tokens: int, cost: Cost) -> bool:
+        """Whether it was faster than those before by more than noise."""
         cost = cost._replace(cpu_seconds=cost.cpu_seconds / self.layout.num_threads)
         before = self.turns.get(probe, _Turn(num_tokens, *cost))
         self.turns[probe] = _Turn(num_tokens, *map(min, before[1:], cost))
+        return cost.seconds < (1 - _FASTER) * before.seconds
 
     @property
     def lone_seconds(self) -> float:
@@ -200,7 +204,8 @@ def _open(machine: Machine[E], layouts: Sequence[Layout], max_sequence_tokens: i
 
 
 def _measure(machine: Machine[E], entrants: Sequence[_Entrant[E]], stop_at: float, max_sequence_tokens: int) -> None:
-    for number in range(_ROUNDS):
+    for number in range(_MOST_ROUNDS):
+        is_faster = False
         for place, probe in enumerate(_PROBES):
             kind, (num_sequences, length) = probe
             for entrant in entrants:
@@ -209,4 +214,6 @@ def _measure(machine: Machine[E], entrants: Sequence[_Entrant[E]], stop_at: floa
                 num_runners, num_threads = entrant.layout if kind == _BUSY else (1, 1)
                 shape = Shape(num_sequences * num_threads, min(length, max_sequence_tokens))
                 cost = machine.run(entrant.engine, shape, num_runners)
-                entrant.note(probe, num_runners * shape.num_tokens, cost)
+                is_faster |= entrant.note(probe, num_runners * shape.num_tokens, cost)
+        if number + 1 >= _LEAST_ROUNDS and not is_faster:
+            return

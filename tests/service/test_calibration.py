@@ -125,6 +125,19 @@ def test_a_disturbance_that_lasts_for_a_round_changes_nothing() -> None:
     assert coefficients(found.cost) == pytest.approx(coefficients(TRUE_COST), rel=1e-6)
 
 
+def test_on_a_quiet_machine_three_rounds_are_enough_and_one_that_still_gets_faster_has_a_fourth() -> None:
+    def counts(faster_until: int) -> set[int]:
+        """Of each shape; each of the runs so far has taken 5% less than the one before."""
+        machine = Machine(CostModel(per_run=0.0, per_token=1e-4, per_pair=0.0))
+        calibrate(
+            lambda shape: machine.time_run(shape) * 0.95 ** min(machine.shapes.count(shape), faster_until),
+            *(machine.clock, 512, 1e9),
+        )
+        return {machine.shapes.count(shape) for shape in machine.shapes}
+
+    assert [counts(faster_until) for faster_until in (1, 2, 3, 9)] == [{3}, {3}, {4}, {4}]
+
+
 @pytest.mark.parametrize("longest", [1, 2, 8, 15, 16, 17, 63, 64, 100, 512, 8192])
 def test_no_sequence_is_longer_than_the_model_takes(longest: int) -> None:
     machine = Machine(TRUE_COST)

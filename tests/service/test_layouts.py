@@ -168,6 +168,19 @@ def test_a_disturbance_of_one_round_is_not_seen() -> None:
     assert layouts(chosen(machine)) == (NARROW, WIDE)
 
 
+def test_on_a_quiet_machine_three_rounds_are_enough_and_one_that_still_gets_faster_has_more() -> None:
+    def num_runs(faster_until: int) -> int:
+        """Each of the runs so far has taken 1% less than the one before."""
+        machine = Machine()
+        machine.disturbed = lambda layout, count: 0.99 ** min(count, faster_until)
+        chosen(machine)
+        return len(machine.ran) - 2  # the first of each
+
+    a_round = num_runs(0) // 3
+    assert num_runs(10**6) == 6 * a_round
+    assert num_runs(3 * a_round) == 5 * a_round
+
+
 def test_what_was_measured_is_told() -> None:
     narrow, wide = chosen(Machine()).measured
     assert (narrow.layout, wide.layout) == (NARROW, WIDE)
