@@ -36,6 +36,16 @@ def docker() -> Docker:
 
 @pytest.fixture(scope="session")
 def base_image(docker: Docker) -> str:
+    """What the images are built on. An engine that answers may still be in a sandbox where no container can start."""
+    base = _base_image(docker)
+    try:
+        docker.run("run", "--rm", base, "true")
+    except DockerError as error:
+        pytest.skip(f"the Docker engine cannot start a container: {str(error).splitlines()[-1]}")
+    return base
+
+
+def _base_image(docker: Docker) -> str:
     """The official image if it is here or can be pulled, else a stand-in of Debian's packages."""
     if docker.has_image(_OFFICIAL_BASE):
         return _OFFICIAL_BASE
