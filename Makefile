@@ -1,4 +1,4 @@
-# `make run` and `make test` are all a newcomer needs; each makes the environment first. CI runs check, test, run.
+# `make run` and `make test` are all a newcomer needs; each makes the environment first. What CI runs is in .ci/run.
 PYTHON ?= python3
 # Where to take PyTorch from, if not from PyPI: https://download.pytorch.org/whl/cpu has it without CUDA.
 TORCH_INDEX ?=
