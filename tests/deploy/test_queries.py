@@ -162,7 +162,7 @@ def test_an_alert_that_fires_says_so_in_words(prometheus: Prometheus) -> None:
         assert time.monotonic() < give_up_at, "the certificate ends in three days, and nobody is told"
         time.sleep(0.2)
     assert re.fullmatch(
-        r"127\.0\.0\.1:\d+: the certificate ends in 2d 23h \d+m \d+s", found[0]["annotations"]["summary"]
+        r"127\.0\.0\.1:\d+: the certificate expires in 2d 23h \d+m \d+s", found[0]["annotations"]["summary"]
     )
 
 
