@@ -1,4 +1,4 @@
-{{/* What the schema cannot say: values that are fine alone and wrong together. Each line says what to change. */}}
+{{/* What the schema cannot check: values that are valid alone but not together. Each message says what to change. */}}
 {{- define "mhsa.checks" -}}
 {{- include "mhsa.checks.model" . -}}
 {{- include "mhsa.checks.threads" . -}}
@@ -25,7 +25,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The server runs as many threads as its CPU quota allows. Two numbers for one thing would differ one day. */}}
+{{/* The server takes its number of threads from the CPU quota; a second number would one day contradict it. */}}
 {{- define "mhsa.checks.threads" -}}
 {{- $limit := dig "limits" "cpu" "" .Values.resources -}}
 {{- if and $limit .Values.settings.threads -}}
@@ -39,7 +39,7 @@
 {{- $needed := include "mhsa.shutdownSeconds" . | int64 -}}
 {{- $given := include "mhsa.terminationGracePeriodSeconds" . | int64 -}}
 {{- if le $given $needed -}}
-{{- fail (printf "shutdown.terminationGracePeriodSeconds is %d: the server would be killed with work in hand; it must be more than preStopSeconds + drainSeconds + graceSeconds = %d" $given $needed) -}}
+{{- fail (printf "shutdown.terminationGracePeriodSeconds is %d: the server would be killed before it has answered what it accepted; it must be more than preStopSeconds + drainSeconds + graceSeconds = %d" $given $needed) -}}
 {{- end -}}
 {{- end -}}
 
@@ -54,7 +54,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* A flag given twice wins silently the second time, and a variable loses silently: probes and mounts would be wrong. */}}
+{{/* Of a flag given twice the second counts, and a flag overrides its variable, both silently. Probes and mounts would not match. */}}
 {{- define "mhsa.checks.arguments" -}}
 {{- range $flag, $value := include "mhsa.owned" . | fromYaml -}}
 {{- range $.Values.extraArgs -}}
@@ -70,7 +70,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Flags that the chart sets, and the value that each comes from. */}}
+{{/* Flags that the chart sets, each with the value that sets it. */}}
 {{- define "mhsa.owned" -}}
 --models: model
 --grpc-port: ports.grpc

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* 50, so that every suffix of ours fits into a name of 63. */}}
+{{/* At most 50 characters, so that it fits into the 63 of a name together with any suffix of ours. */}}
 {{- define "mhsa.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $joined := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}

@@ -27,7 +27,7 @@ readOnlyRootFilesystem: true
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* A GPU that a new pod waits for is held by the old one: a surge would wait for ever where no GPU is spare. */}}
+{{/* If no GPU is free, a surge pod would wait for ever for the GPU of the pod that it replaces. */}}
 {{- define "mhsa.rollingUpdate" -}}
 {{- if .Values.gpu.enabled -}}
 maxSurge: 0

@@ -1,18 +1,18 @@
-{{/* Numbers from values are floats to Helm, and would be written as 1.6777216e+07. */}}
+{{/* To Helm numbers are floats: 16777216 would be written as 1.6777216e+07. */}}
 {{- define "mhsa.text" -}}
 {{- if kindIs "float64" . -}}
 {{- if eq . (floor .) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
 {{- else -}}{{ . }}{{- end -}}
 {{- end -}}
 
-{{/* Seconds that the kubelet must wait for: until other machines have noticed, until what was accepted is answered. */}}
+{{/* How long a pod takes to end: until other nodes stop sending to it, until it has answered what it accepted. */}}
 {{- define "mhsa.shutdownSeconds" -}}
 {{- with .Values.shutdown -}}
 {{- addf .preStopSeconds .drainSeconds .graceSeconds | ceil | int64 -}}
 {{- end -}}
 {{- end -}}
 
-{{/* 5 more: for Python to start its end and for gRPC to flush. */}}
+{{/* 5 s more, for gRPC to flush and for Python to exit. */}}
 {{- define "mhsa.terminationGracePeriodSeconds" -}}
 {{- .Values.shutdown.terminationGracePeriodSeconds | default (add (include "mhsa.shutdownSeconds" .) 5) | int64 -}}
 {{- end -}}
@@ -39,7 +39,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* What to ask, called with (list $ SERVICE). The kubelet's own gRPC probe speaks no TLS: there our command asks. */}}
+{{/* A probe of a health service, called with (list $ SERVICE). The kubelet's gRPC probe has no TLS; our command has. */}}
 {{- define "mhsa.probe" -}}
 {{- $ := first . -}}
 {{- $service := last . -}}
@@ -58,7 +58,7 @@ grpc:
 {{- end -}}
 {{- end -}}
 
-{{/* A command is a process of 0.2 s, out of the pod's own CPU. */}}
+{{/* Less often with TLS: each probe is then a process that takes 0.2 s of the pod's own CPU. */}}
 {{- define "mhsa.probePeriod" -}}
 {{- empty .Values.tls.secretName | ternary 5 10 -}}
 {{- end -}}
