@@ -13,10 +13,10 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 run: $(MODEL)/model.json  ## Export the demo model, serve it, encode with two clients, print what came back
 	$(BIN)/python -m deploy.demo $(if $(ONESHOT),--oneshot)
 
-test: $(VENV)/.made  ## Run every test
+test: $(VENV)/.made  ## Run every test that takes neither a Docker engine nor minutes
 	$(BIN)/python -m pytest
 
-test-deploy: $(VENV)/.made  ## Run every deploy test that this machine can: images, Compose; say what was skipped and why
+test-deploy: $(VENV)/.made  ## Run every deploy test that this machine can, images and Compose too; say what was skipped and why
 	$(BIN)/python -m pytest tests/deploy -m "$(or $(ONLY),deploy or not deploy)"
 
 check: $(VENV)/.made  ## Lint, types, import order, protos, generated code
@@ -33,7 +33,7 @@ bench: $(MODEL)/model.json  ## Compare offline, padded, unbatched and served rat
 bench-int8: $(MODEL)/model.json  ## Compare int8 with fp32 and with other ways to it: rates and quality, in one run
 	$(BIN)/python -m benchmarks.int8
 
-bench-overload: $(MODEL)/model.json  ## Offer up to four times what the server can do; goodput, latency, refusals, beside a plain queue
+bench-overload: $(MODEL)/model.json  ## Compare with a plain queue at up to four times capacity: goodput, latency, refusals
 	$(BIN)/python -m benchmarks.overload
 
 simulate: $(VENV)/.made  ## Replay a trace through the scheduler in virtual time: a CPU, a GPU, 100 replicas; pictures
