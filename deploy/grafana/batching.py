@@ -1,56 +1,54 @@
-"""Is the work put together well? Batches, queue against compute, cost model, deadlines, the engine."""
+"""Dashboard Batching: are requests batched well? Batches, queue against compute, cost model, deadlines, faults."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
-from deploy.grafana.queries import MODEL, WINDOW, buckets, mean, quantile, rate
-
-_BY, _VERSION = "model, version", "{{model}}/{{version}}"
+from deploy.grafana.queries import BY_MODEL, MODEL, MODEL_LEGEND, buckets, increase, mean, quantile, rate, total
 
 _BATCHES = Row(
     "Batches",
     (
         Panel(
             "Batch size",
-            "Sequences in one run: how many runs had how many.",
+            "Sequences per run; darker where more runs had that many.",
             "short",
             (Query(buckets("mhsa_batch_sequences"), "{{le}}"),),
             "heatmap",
         ),
         Panel(
             "Tokens in a run",
-            "Tokens in one run: how many runs had how many. Under load they should be near the budget.",
+            "Tokens per run; darker where more runs had that many. Under load they should be near the budget.",
             "short",
             (Query(buckets("mhsa_batch_tokens"), "{{le}}"),),
             "heatmap",
         ),
         Panel(
             "Fill",
-            "Real tokens over sequences x longest. Only attention works on the empty slots of what is missing to 100%.",
+            "Real tokens over sequences x longest. The rest are empty slots, on which only attention computes.",
             "percentunit",
             (
-                Query(mean("mhsa_batch_fill_ratio", _BY), f"mean {_VERSION}"),
-                Query(quantile(0.1, "mhsa_batch_fill_ratio", _BY), f"worst tenth {_VERSION}"),
+                Query(mean("mhsa_batch_fill_ratio"), f"mean {MODEL_LEGEND}"),
+                Query(quantile(0.1, "mhsa_batch_fill_ratio", BY_MODEL), f"worst tenth {MODEL_LEGEND}"),
             ),
         ),
         Panel(
             "Runs",
-            "Runs of the engine in a second.",
+            "Runs of the engine per second.",
             "ops",
-            (Query(rate("mhsa_compute_seconds_count", _BY), _VERSION),),
+            (Query(rate("mhsa_compute_seconds_count"), MODEL_LEGEND),),
         ),
         Panel(
             "Mean batch",
-            "Mean sequences in a run. At 1 nothing is batched: the load is small, or sequences are long.",
+            "Mean number of sequences per run. At 1 nothing is batched: the load is small, or sequences are long.",
             "short",
-            (Query(mean("mhsa_batch_sequences", _BY), _VERSION),),
+            (Query(mean("mhsa_batch_sequences"), MODEL_LEGEND),),
         ),
         Panel(
             "Time for a token",
-            "Time of the engine for each token. It falls with the size of a batch up to the budget and then stays.",
+            "The engine's time per token. Larger batches lower it, up to the budget.",
             "s",
             (
                 Query(
-                    f"{rate('mhsa_compute_seconds_sum', _BY)} / {rate('mhsa_tokens_total', _BY)}",
-                    _VERSION,
+                    f"{rate('mhsa_compute_seconds_sum')} / {rate('mhsa_tokens_total')}",
+                    MODEL_LEGEND,
                 ),
             ),
         ),
@@ -62,23 +60,23 @@ _TIME = Row(
     (
         Panel(
             "Queue against compute",
-            "Mean wait of a sequence before its run, and mean time of a run: which of the two makes callers wait.",
+            "Mean wait of a sequence in the queue, and mean time of a run. The larger one is what callers wait for.",
             "s",
             (
-                Query(mean("mhsa_queue_wait_seconds", _BY), f"queue {_VERSION}"),
-                Query(mean("mhsa_compute_seconds", _BY), f"compute {_VERSION}"),
+                Query(mean("mhsa_queue_wait_seconds"), f"queue {MODEL_LEGEND}"),
+                Query(mean("mhsa_compute_seconds"), f"compute {MODEL_LEGEND}"),
             ),
         ),
         Panel(
             "Wait",
-            "How many sequences waited how long.",
+            "Wait of sequences in the queue; darker where more waited that long.",
             "s",
             (Query(buckets("mhsa_queue_wait_seconds"), "{{le}}"),),
             "heatmap",
         ),
         Panel(
             "Compute",
-            "How many runs took how long.",
+            "Time of runs; darker where more took that long.",
             "s",
             (Query(buckets("mhsa_compute_seconds"), "{{le}}"),),
             "heatmap",
@@ -87,19 +85,19 @@ _TIME = Row(
             "Tokens waiting",
             "Tokens in the queues of all replicas.",
             "short",
-            (Query(f"sum by (model, version) (mhsa_queue_tokens{{{MODEL}}})", _VERSION),),
+            (Query(total("mhsa_queue_tokens"), MODEL_LEGEND),),
         ),
         Panel(
             "Sequences waiting",
             "Sequences in the queues of all replicas.",
             "short",
-            (Query(f"sum by (model, version) (mhsa_queue_sequences{{{MODEL}}})", _VERSION),),
+            (Query(total("mhsa_queue_sequences"), MODEL_LEGEND),),
         ),
         Panel(
             "Bytes in flight",
-            "Memory that messages and answers of requests in flight hold, in all replicas.",
+            "Memory for messages and answers of requests in flight, in all replicas.",
             "bytes",
-            (Query(f"sum by (model, version) (mhsa_model_bytes_in_flight{{{MODEL}}})", _VERSION),),
+            (Query(total("mhsa_model_bytes_in_flight"), MODEL_LEGEND),),
         ),
     ),
 )
@@ -109,41 +107,42 @@ _COSTS = Row(
     (
         Panel(
             "Cost model error",
-            "How far single runs are from their prediction, the worst tenth left out. Others on the machine show here.",
+            "Largest error of the last predictions, without the worst tenth. Other load on the machine raises it.",
             "percentunit",
-            (Query(f"max by (model, version) (mhsa_cost_error_ratio{{{MODEL}}})", _VERSION),),
+            (Query(f"max by (model, version) (mhsa_cost_error_ratio{{{MODEL}}})", MODEL_LEGEND),),
         ),
         Panel(
             "Drift",
-            "Observed over predicted time of the middle run. Beyond 0.8 and 1.2 the model is fitted again.",
+            "Median of observed over predicted time of a run. Below 0.8 and above 1.2 the cost model is fitted again.",
             "none",
             (Query(f"mhsa_cost_drift_ratio{{{MODEL}}}", "{{instance}} {{model}}/{{version}}"),),
         ),
         Panel(
             "Refits",
-            "How often the cost model was fitted again. Often, where neighbours come and go on the machine.",
+            "How often the cost model was fitted again: often if other load on the machine comes and goes.",
             "short",
-            (Query(f"sum by (model, version) (increase(mhsa_cost_refits_total{{{MODEL}}}{WINDOW}))", _VERSION),),
+            (Query(increase("mhsa_cost_refits_total"), MODEL_LEGEND),),
         ),
         Panel(
             "Predicted time of a run",
-            "What a run of no tokens costs, and what each thousand tokens adds.",
+            "Predicted time of a run without tokens, and what each 1,000 tokens add.",
             "s",
             (
-                Query(f"avg by (model, version) (mhsa_cost_run_seconds{{{MODEL}}})", f"each run {_VERSION}"),
+                Query(f"avg by (model, version) (mhsa_cost_run_seconds{{{MODEL}}})", f"each run {MODEL_LEGEND}"),
                 Query(
-                    f"1000 * avg by (model, version) (mhsa_cost_token_seconds{{{MODEL}}})", f"1,000 tokens {_VERSION}"
+                    f"1000 * avg by (model, version) (mhsa_cost_token_seconds{{{MODEL}}})",
+                    f"1,000 tokens {MODEL_LEGEND}",
                 ),
             ),
             width=12,
         ),
         Panel(
             "Mean tokens in a run against the budget",
-            "Under load runs come near the budget; far below it, a runner was free and did not wait for more.",
+            "Under load runs are near the budget. Far below it, runners are free and do not wait for more requests.",
             "short",
             (
-                Query(mean("mhsa_batch_tokens", _BY), f"mean {_VERSION}"),
-                Query(f"max by (model, version) (mhsa_batch_budget_tokens{{{MODEL}}})", f"budget {_VERSION}"),
+                Query(mean("mhsa_batch_tokens"), f"mean {MODEL_LEGEND}"),
+                Query(f"max by (model, version) (mhsa_batch_budget_tokens{{{MODEL}}})", f"budget {MODEL_LEGEND}"),
             ),
             width=12,
         ),
@@ -155,26 +154,26 @@ _DEADLINES = Row(
     (
         Panel(
             "Deadline misses",
-            "Requests that were refused, left the queue or came back too late for their deadline.",
+            "Requests that were refused for their deadline, or missed it in the queue or in their run.",
             "reqps",
             (
                 Query(
-                    rate("mhsa_model_requests_total", _BY, f'{MODEL}, outcome="deadline"'),
-                    _VERSION,
+                    rate("mhsa_model_requests_total", selector=f'{MODEL}, outcome="deadline"'),
+                    MODEL_LEGEND,
                 ),
             ),
         ),
         Panel(
             "Stopped runs",
-            "Runs that were stopped in the middle since every caller had left.",
+            "Runs that were stopped because all their callers had left.",
             "short",
-            (Query(f"sum by (model, version) (increase(mhsa_stopped_runs_total{{{MODEL}}}{WINDOW}))", _VERSION),),
+            (Query(increase("mhsa_stopped_runs_total"), MODEL_LEGEND),),
         ),
         Panel(
             "Engine healthy",
-            "Replicas whose engine passes its own test.",
+            "Replicas whose engine works.",
             "none",
-            (Query(f"sum by (model, version) (mhsa_engine_healthy{{{MODEL}}})", _VERSION),),
+            (Query(total("mhsa_engine_healthy"), MODEL_LEGEND),),
         ),
     ),
 )
@@ -182,6 +181,6 @@ _DEADLINES = Row(
 DASHBOARD = Dashboard(
     "mhsa-batching",
     "mhsa-serve: Batching",
-    "How requests become runs: size and fill of batches, queue against compute, the cost model, deadlines.",
+    "Are requests batched well? Size and fill of batches, queue against compute, cost model, deadlines, faults.",
     (_BATCHES, _TIME, _COSTS, _DEADLINES),
 )

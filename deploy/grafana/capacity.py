@@ -1,7 +1,7 @@
-"""How much more can it do? Rates for each replica and core, headroom at the objective, the machine."""
+"""Dashboard Capacity: how much more load can it take? Headroom at the objective, rates, the machine."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
-from deploy.grafana.queries import JOB, MODEL, WINDOW, rate
+from deploy.grafana.queries import JOB, MODEL, MODEL_LEGEND, WINDOW, rate, total
 
 _NOW = f"avg by (namespace, job) (instance:mhsa_tokens:rate5m{{{JOB}}})"
 _BEST = f"job:mhsa_tokens_per_replica_at_objective:max7d{{{JOB}}}"
@@ -12,8 +12,8 @@ _HEADROOM = Row(
     (
         Panel(
             "Headroom",
-            "How much more each replica has been seen to do within a week while latency held its objective. "
-            "Below 0 it does more than that; and where the load was never high, little is known.",
+            "How far the present rate is below the highest of the last week at which latency met its objective. "
+            "Below 0 it is above that rate. After a week of little load this number means little.",
             "percentunit",
             (Query(f"1 - {_NOW} / {_BEST}", "{{job}}"),),
             "stat",
@@ -21,7 +21,7 @@ _HEADROOM = Row(
         ),
         Panel(
             "Tokens per replica against the best at the objective",
-            "The mean rate of a replica now, and the highest of the last week at which latency held its objective.",
+            "Mean rate of a replica now, and the highest of the last week at which latency met its objective.",
             "short",
             (Query(_NOW, "now {{job}}"), Query(_BEST, "best {{job}}")),
             width=12,
@@ -30,7 +30,7 @@ _HEADROOM = Row(
             "Replicas",
             "Replicas that Prometheus reaches.",
             "none",
-            (Query(f"sum by (job) (up{{{JOB}}})", "{{job}}"),),
+            (Query(total("up", "job", JOB), "{{job}}"),),
             "stat",
             width=6,
         ),
@@ -42,19 +42,19 @@ _RATES = Row(
     (
         Panel(
             "Tokens by replica",
-            "Tokens that each replica computes in a second. Uneven where callers do not balance: see round_robin.",
+            "Tokens per second of each replica. Uneven if clients do not balance their calls (round_robin).",
             "short",
             (Query(rate("mhsa_tokens_total", "instance"), "{{instance}}"),),
         ),
         Panel(
             "Tokens for a second of CPU",
-            "What a core that is fully used computes: lower than usual means that something else costs time.",
+            "Tokens per second of CPU time. Lower than usual: something else costs CPU time.",
             "short",
             (Query(f"{rate('mhsa_tokens_total', 'instance')} / {_CPU}", "{{instance}}"),),
         ),
         Panel(
             "Tokens for each core",
-            "Tokens in a second for each core that the replica may use, used or not.",
+            "Tokens per second for each core that the replica may use, busy or idle.",
             "short",
             (
                 Query(
@@ -66,7 +66,7 @@ _RATES = Row(
         ),
         Panel(
             "Busy runners",
-            "The part of the time that runners are in a run. Waiting grows fast above 80%.",
+            "The part of the time that runners are busy. Above 80% waits grow fast.",
             "percentunit",
             (
                 Query(
@@ -79,7 +79,7 @@ _RATES = Row(
         ),
         Panel(
             "Part of the full rate",
-            "Tokens in a second over the rate of full batches that was measured at load.",
+            "Tokens per second over the rate of full batches that was measured when the model was loaded.",
             "percentunit",
             (
                 Query(
@@ -91,9 +91,9 @@ _RATES = Row(
         ),
         Panel(
             "Sequences by model",
-            "Sequences computed in a second.",
+            "Sequences computed per second.",
             "short",
-            (Query(rate("mhsa_sequences_total", "model, version"), "{{model}}/{{version}}"),),
+            (Query(rate("mhsa_sequences_total"), MODEL_LEGEND),),
             is_stacked=True,
         ),
     ),
@@ -110,19 +110,19 @@ _MACHINE = Row(
         ),
         Panel(
             "Memory by replica",
-            "Resident memory. It grows with the largest runs and stays: the arena keeps what it once needed.",
+            "Resident memory. It grows with the largest runs and does not shrink: the arena keeps its memory.",
             "bytes",
             (Query(f"process_resident_memory_bytes{{{JOB}}}", "{{instance}}"),),
         ),
         Panel(
             "Open files",
-            "File descriptors, of which each connection takes one, as a part of what the process may have.",
+            "Open file descriptors over the process' limit. Each connection needs one.",
             "percentunit",
             (Query(f"process_open_fds{{{JOB}}} / process_max_fds{{{JOB}}}", "{{instance}}"),),
         ),
         Panel(
             "GPU",
-            "Utilisation, from NVIDIA's dcgm-exporter; empty without one. A busy GPU says nothing of the headroom.",
+            "Utilisation, from NVIDIA's dcgm-exporter; empty without one. It says little about headroom.",
             "percent",
             (Query('avg by (Hostname, gpu) (DCGM_FI_DEV_GPU_UTIL{namespace=~"$namespace"})', "{{Hostname}} {{gpu}}"),),
             width=12,
@@ -140,6 +140,6 @@ _MACHINE = Row(
 DASHBOARD = Dashboard(
     "mhsa-capacity",
     "mhsa-serve: Capacity",
-    "How much more can be done: rates for each replica and core, headroom at the objective, the machine.",
+    "How much more load can it take? Headroom at the objective, rates of each replica and core, the machine.",
     (_HEADROOM, _RATES, _MACHINE),
 )

@@ -1,15 +1,15 @@
-"""What a dashboard is made of, and the JSON that Grafana makes of it.
+"""A dashboard's rows, panels and queries, and the JSON that Grafana reads.
 
-Three dashboards of a dozen panels each are 3,000 lines of JSON, nearly all of it the same: here is what differs. No
-library: the only one on PyPI that knows Grafana's schema installs one for Grafana 10.1 unless pinned by epoch.
+The dashboards are 4,500 lines of JSON, nearly all of it repetition, so they are generated. Without a library: the only
+one on PyPI that knows Grafana's schema installs a version for Grafana 10.1 unless it is pinned by epoch.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Whatever a Grafana of 10.4 or later reads; a later one migrates it by itself.
+# Grafana 10.4 and later read it; later ones migrate it when they load it.
 _SCHEMA_VERSION = 39
-_COLUMNS = 24
+NUM_COLUMNS = 24
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _PALE, _SOLID = 10, 60
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked of Prometheus; `legend` may hold {{label}}."""
+    """A query in PromQL; `legend` may contain {{label}}."""
 
     expression: str
     legend: str = ""
@@ -27,7 +27,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. `unit` is Grafana's name for it; `limit` draws a line; `is_stacked` adds up to a whole."""
+    """`unit` is Grafana's name for it; `limit` draws a line; `is_stacked` stacks the series."""
 
     title: str
     description: str
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One page. `uid` is in its address, so it never changes."""
+    """`uid` is part of its URL, so it must never change."""
 
     uid: str
     title: str
@@ -63,15 +63,15 @@ class Dashboard:
         return [panel for row in self.rows for panel in row.panels]
 
 
-def places(dashboard: Dashboard) -> list[tuple[Row | Panel, Json]]:
-    """Each heading and panel with its place on the grid of 24 columns."""
+def grid_positions(dashboard: Dashboard) -> list[tuple[Row | Panel, Json]]:
+    """Each row's heading and panel, with its position on the grid: Grafana's `gridPos`."""
     placed: list[tuple[Row | Panel, Json]] = []
     y = 0
     for row in dashboard.rows:
-        placed.append((row, {"x": 0, "y": y, "w": _COLUMNS, "h": 1}))
+        placed.append((row, {"x": 0, "y": y, "w": NUM_COLUMNS, "h": 1}))
         x, y, height = 0, y + 1, 0
         for panel in row.panels:
-            if x + panel.width > _COLUMNS:
+            if x + panel.width > NUM_COLUMNS:
                 x, y, height = 0, y + height, 0
             placed.append((panel, {"x": x, "y": y, "w": panel.width, "h": panel.height}))
             x, height = x + panel.width, max(height, panel.height)
@@ -100,7 +100,7 @@ def to_json(dashboard: Dashboard) -> Json:
         ],
         "panels": [
             _row(number, one, place) if isinstance(one, Row) else _panel(number, one, place)
-            for number, (one, place) in enumerate(places(dashboard), 1)
+            for number, (one, place) in enumerate(grid_positions(dashboard), 1)
         ],
     }
 
@@ -110,9 +110,9 @@ def _variables() -> list[Json]:
     models = 'label_values(mhsa_model_ready{namespace=~"$namespace", job=~"$job"}, model)'
     return [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0},
-        # Outside of Kubernetes there is no such label, which .* matches too.
+        # Without Kubernetes this label does not exist; .* matches that too.
         _variable("namespace", "Namespace", "label_values(mhsa_model_ready, namespace)") | {"allValue": ".*"},
-        _variable("job", "Job", jobs),  # all of ours, and no others that export what every process does
+        _variable("job", "Job", jobs),  # only jobs of this server, although other processes export process_ metrics too
         _variable("model", "Model", models) | {"allValue": ".*"},
     ]
 
@@ -186,7 +186,7 @@ def _options(panel: Panel) -> Json:
 def _target(panel: Panel, letter: str, query: Query) -> Json:
     shape = {"heatmap": "heatmap", "table": "table"}.get(panel.kind, "time_series")
     target = {"refId": letter, "datasource": _DATASOURCE, "expr": query.expression, "legendFormat": query.legend}
-    is_instant = panel.kind in ("table", "stat")  # a budget of 30 days is not for each point of a line
+    is_instant = panel.kind in ("table", "stat")  # an error budget must not look back 30 days for each point of a graph
     return target | {"format": shape, "instant": is_instant, "range": not is_instant, "exemplar": not is_instant}
 
 

@@ -1,7 +1,7 @@
-"""`python -m deploy.grafana.render`: draw the dashboards from a Prometheus' answers, for who has no Grafana at hand.
+"""`python -m deploy.grafana.render`: draw the dashboards from a Prometheus' answers, without a Grafana.
 
-It is the same layout, the same queries and the same data; it is not Grafana's own drawing. The README's pictures are
-made by it (`make dashboards-pictures`).
+Layout, queries and data are the same; Grafana's own drawing looks different. `make dashboards-pictures` uses it for the
+README's pictures.
 """
 
 import argparse
@@ -18,23 +18,22 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.grafana.__main__ import DASHBOARDS, path_of
-from deploy.grafana.panels import Dashboard, Json, Panel, Query, Row, places
+from deploy.grafana.files import DASHBOARDS, file_name
+from deploy.grafana.panels import NUM_COLUMNS, Dashboard, Json, Panel, Query, Row, grid_positions
 from deploy.grafana.prometheus import Prometheus, Series, Values
-from deploy.grafana.queries import filled
-from deploy.grafana.units import shown
+from deploy.grafana.queries import interpolate
+from deploy.grafana.units import format_value
 
 _INCHES = 0.6, 0.36  # of a column and of a unit of height
-_DOTS = 80
+_DOTS_PER_INCH = 80
 _COLORS_OF_A_PNG = 128
-_COLUMNS = 24
 _LETTERS_OF_A_COLUMN = 11
 _TEXT, _FAINT, _RED, _GREEN = "#24292e", "#8a8f98", "#d44a3a", "#2f8f46"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """What is drawn: from when to when in Unix time, and in which job."""
+class TimeRange:
+    """What is drawn: Unix times, the step between points, `$__rate_interval`, and the job."""
 
     start: float
     end: float
@@ -43,23 +42,23 @@ class Span:
     job: str = ".*"
 
 
-def draw(dashboard: Dashboard, prometheus: Prometheus, span: Span) -> Figure:
+def draw(dashboard: Dashboard, prometheus: Prometheus, time_range: TimeRange) -> Figure:
     """The whole page."""
-    placed = places(dashboard)
+    placed = grid_positions(dashboard)
     rows = max(place["y"] + place["h"] for _, place in placed) + 1
-    figure = Figure(figsize=(_COLUMNS * _INCHES[0], rows * _INCHES[1]), dpi=_DOTS, facecolor="#f4f5f5")
+    figure = Figure(figsize=(NUM_COLUMNS * _INCHES[0], rows * _INCHES[1]), dpi=_DOTS_PER_INCH, facecolor="#f4f5f5")
     figure.text(0.01, 1 - 0.6 / rows, dashboard.title, va="center", fontsize=13, weight="bold", color=_TEXT)
     for one, place in placed:
         if isinstance(one, Row):
             y = 1 - (place["y"] + 1.6) / rows
             figure.text(0.01, y, f"▾ {one.title}", va="center", fontsize=10, weight="bold", color=_TEXT)
         else:
-            _draw_panel(_axes(figure, place, rows, one.title), one, prometheus, span)
+            _draw_panel(_axes(figure, place, rows, one.title), one, prometheus, time_range)
     return figure
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As a PNG of few colours, which is a third of the size."""
+    """As a PNG with few colours, which is a third of the size."""
     figure.savefig(path, format="png")
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(_COLORS_OF_A_PNG, dither=Image.Dither.NONE)
@@ -68,7 +67,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def _axes(figure: Figure, place: Json, rows: int, title: str) -> Axes:
     """A white card with a title, and axes in the middle of it."""
-    x, width = place["x"] / _COLUMNS, place["w"] / _COLUMNS
+    x, width = place["x"] / NUM_COLUMNS, place["w"] / NUM_COLUMNS
     y, height = 1 - (place["y"] + place["h"] + 1) / rows, place["h"] / rows
     card = figure.add_axes((x + 0.002, y + 0.1 / rows, width - 0.004, height - 0.2 / rows))
     card.set(xticks=[], yticks=[])
@@ -78,11 +77,11 @@ def _axes(figure: Figure, place: Json, rows: int, title: str) -> Axes:
     return figure.add_axes((x + 0.05, y + 2.1 / rows, width - 0.065, height - 3.4 / rows))
 
 
-def _draw_panel(axes: Axes, panel: Panel, prometheus: Prometheus, span: Span) -> None:
+def _draw_panel(axes: Axes, panel: Panel, prometheus: Prometheus, time_range: TimeRange) -> None:
     axes.tick_params(labelsize=7, colors=_FAINT, length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    answers = [(query, series) for query in panel.queries for series in _ask(panel, query, prometheus, span)]
+    answers = [(query, series) for query in panel.queries for series in _fetch(panel, query, prometheus, time_range)]
     if not answers:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "No data", ha="center", va="center", fontsize=11, color=_FAINT, transform=axes.transAxes)
@@ -91,15 +90,15 @@ def _draw_panel(axes: Axes, panel: Panel, prometheus: Prometheus, span: Span) ->
     if panel.kind in ("timeseries", "heatmap"):
         axes.xaxis.set_major_locator(AutoDateLocator(minticks=4, maxticks=8))  # type: ignore[no-untyped-call]  # matplotlib's
         axes.xaxis.set_major_formatter(DateFormatter("%H:%M"))  # type: ignore[no-untyped-call]  # likewise
-        axes.set_xlim(*_moments(np.array([span.start, span.end])))
+        axes.set_xlim(*_datetimes(np.array([time_range.start, time_range.end])))
 
 
-def _ask(panel: Panel, query: Query, prometheus: Prometheus, span: Span) -> Sequence[Series]:
-    expression = filled(query.expression, interval=span.interval, job=span.job)
+def _fetch(panel: Panel, query: Query, prometheus: Prometheus, time_range: TimeRange) -> Sequence[Series]:
+    expression = interpolate(query.expression, interval=time_range.interval, job=time_range.job)
     if panel.kind in ("stat", "table"):
         found = prometheus.query(expression)
     else:
-        found = prometheus.query_range(expression, span.start, span.end, span.step)
+        found = prometheus.query_range(expression, time_range.start, time_range.end, time_range.step)
     return [series for series in found if np.isfinite(series.values).any()]
 
 
@@ -111,14 +110,14 @@ def _draw_lines(axes: Axes, panel: Panel, answers: Answers) -> None:
     grid, lines = _on_one_grid([series for _, series in answers])
     names = [_legend(query, series) for query, series in answers]
     if panel.is_stacked:
-        axes.stackplot(_moments(grid), np.nan_to_num(lines), labels=names, alpha=0.7)
+        axes.stackplot(_datetimes(grid), np.nan_to_num(lines), labels=names, alpha=0.7)
     else:
         for line, name in zip(lines, names, strict=True):
-            axes.plot(_moments(grid), line, linewidth=1.1, label=name)
+            axes.plot(_datetimes(grid), line, linewidth=1.1, label=name)
     axes.set_ylim(bottom=0)
     if panel.limit is not None and panel.limit <= axes.get_ylim()[1]:
         axes.axhline(panel.limit, color=_RED, linestyle="--", linewidth=1)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, panel.unit)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_value(value, panel.unit)))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.grid(axis="y", color="#e6e7ea", linewidth=0.6)
     handles, labels = axes.get_legend_handles_labels()
@@ -137,15 +136,15 @@ def _draw_lines(axes: Axes, panel: Panel, answers: Answers) -> None:
     )
 
 
-def _draw_number(axes: Axes, panel: Panel, answers: Answers) -> None:
+def _draw_stat(axes: Axes, panel: Panel, answers: Answers) -> None:
     axes.set_axis_off()
     values = [float(series.values[-1]) for _, series in answers]
-    text, color = "\n".join(shown(value, panel.unit) for value in values), _RED if min(values) < 0 else _GREEN
+    text, color = "\n".join(format_value(value, panel.unit) for value in values), _RED if min(values) < 0 else _GREEN
     axes.text(0.45, 0.5, text, ha="center", va="center", fontsize=24, color=color, transform=axes.transAxes)
 
 
-def _draw_heat(axes: Axes, panel: Panel, answers: Answers) -> None:
-    """A bucket of Prometheus counts all that is below its edge; the picture shows each alone, and only those in use."""
+def _draw_heatmap(axes: Axes, panel: Panel, answers: Answers) -> None:
+    """Prometheus' buckets are cumulative. The picture shows the count of each alone, and only buckets in use."""
     ordered = sorted((series for _, series in answers), key=lambda series: float(series.labels["le"]))
     grid, below = _on_one_grid(ordered)
     counts = np.diff(np.nan_to_num(below), axis=0, prepend=0).clip(min=0)
@@ -153,9 +152,9 @@ def _draw_heat(axes: Axes, panel: Panel, answers: Answers) -> None:
     if len(used):
         ordered, counts = ordered[used[0] : used[-1] + 1], counts[used[0] : used[-1] + 1]
     heights = np.arange(len(ordered))
-    axes.pcolormesh(_moments(grid), heights, np.ma.masked_equal(counts, 0), cmap="Oranges", shading="nearest")
+    axes.pcolormesh(_datetimes(grid), heights, np.ma.masked_equal(counts, 0), cmap="Oranges", shading="nearest")
     edges = [series.labels["le"] for series in ordered]
-    axes.set_yticks(heights, [edge if edge == "+Inf" else shown(float(edge), panel.unit) for edge in edges])
+    axes.set_yticks(heights, [edge if edge == "+Inf" else format_value(float(edge), panel.unit) for edge in edges])
 
 
 def _draw_table(axes: Axes, _panel: Panel, answers: Answers) -> None:
@@ -170,14 +169,14 @@ def _draw_table(axes: Axes, _panel: Panel, answers: Answers) -> None:
 
 _DRAWERS: dict[str, Callable[[Axes, Panel, Answers], None]] = {
     "timeseries": _draw_lines,
-    "stat": _draw_number,
-    "heatmap": _draw_heat,
+    "stat": _draw_stat,
+    "heatmap": _draw_heatmap,
     "table": _draw_table,
 }
 
 
 def _on_one_grid(found: Sequence[Series]) -> tuple[Values, Values]:
-    """All times that any has, and every series on them: NaN where it has no value."""
+    """The times of all series, and each series at these times: NaN where it has no value."""
     grid = np.unique(np.concatenate([series.times for series in found]))  # (T,)
     values = np.full((len(found), len(grid)), np.nan)  # (series, T)
     for row, series in zip(values, found, strict=True):
@@ -185,7 +184,7 @@ def _on_one_grid(found: Sequence[Series]) -> tuple[Values, Values]:
     return grid, values
 
 
-def _moments(times: Values) -> "NDArray[np.datetime64]":
+def _datetimes(times: Values) -> "NDArray[np.datetime64]":
     return times.astype("datetime64[s]")
 
 
@@ -204,10 +203,10 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=6.0, help="how much is shown (default: %(default)s)")
     options = parser.parse_args()
     end = time.time()
-    span = Span(end - 3600 * options.hours, end, max(15.0, 3600 * options.hours / 300), interval="1m")
+    time_range = TimeRange(end - 3600 * options.hours, end, max(15.0, 3600 * options.hours / 300), interval="1m")
     for dashboard in DASHBOARDS:
-        path = options.output / path_of(dashboard).with_suffix(".png").name
-        save(draw(dashboard, Prometheus(options.prometheus), span), path)
+        path = options.output / file_name(dashboard, ".png")
+        save(draw(dashboard, Prometheus(options.prometheus), time_range), path)
         print(path)
 
 

@@ -1,7 +1,7 @@
-"""Is it well? Objectives, requests, errors, saturation, and each model."""
+"""Dashboard Service: are callers served? Objectives, requests, errors, saturation, models, replicas."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
-from deploy.grafana.queries import JOB, MODEL, REQUESTS, WINDOW, quantile, rate
+from deploy.grafana.queries import BY_MODEL, JOB, MODEL, MODEL_LEGEND, REQUESTS, increase, quantile, rate, total
 
 
 def _budget_left(bad: str, of: str, objective: str) -> str:
@@ -18,7 +18,7 @@ _OBJECTIVES = Row(
     (
         Panel(
             "Error budget left",
-            "What is left of the failures that 30 days may have. Below 0 it is missed.",
+            "The part of the 30-day error budget that is left. Below 0 the objective is missed.",
             "percentunit",
             (
                 Query(
@@ -35,7 +35,7 @@ _OBJECTIVES = Row(
         ),
         Panel(
             "Latency budget left",
-            "What is left of the slow requests that 30 days may have. Below 0 it is missed.",
+            "The part of the 30-day budget of slow requests that is left. Below 0 the objective is missed.",
             "percentunit",
             (
                 Query(
@@ -50,7 +50,7 @@ _OBJECTIVES = Row(
         ),
         Panel(
             "Burn rate over an hour",
-            "How many times faster than the objective allows the budgets are used up. At 14.4 somebody is woken.",
+            "How many times faster than allowed the budgets are used up. Above 14.4 an alert pages.",
             "none",
             (
                 Query(
@@ -70,21 +70,21 @@ _REQUESTS = Row(
     (
         Panel(
             "Requests by method",
-            "Requests answered in a second, well or not; each message of a stream is one.",
+            "Requests answered per second, successfully or not. Each message of a stream counts.",
             "reqps",
             (Query(rate("mhsa_requests_total", "method", JOB), "{{method}}"),),
             is_stacked=True,
         ),
         Panel(
             "Errors by reason",
-            "Requests that ended in an error. invalid, not_found, unauthenticated and cancelled are the callers' own.",
+            "Requests that failed. invalid, not_found, unauthenticated and cancelled are the callers' doing.",
             "reqps",
             (Query(rate("mhsa_errors_total", "reason", REQUESTS), "{{reason}}"),),
             is_stacked=True,
         ),
         Panel(
             "Duration",
-            "Whole time of a request in the server, against the objective's threshold.",
+            "Time from arrival to answer in the server, and the objective's threshold.",
             "s",
             (
                 Query(quantile(0.5, "mhsa_request_duration_seconds", selector=REQUESTS), "median"),
@@ -95,14 +95,14 @@ _REQUESTS = Row(
         ),
         Panel(
             "Requests by code",
-            "The same requests by the gRPC status that they were answered with.",
+            "Requests by the gRPC status code of their answer.",
             "reqps",
             (Query(rate("mhsa_requests_total", "code", REQUESTS), "{{code}}"),),
             is_stacked=True,
         ),
         Panel(
             "Errors by replica",
-            "Errors that are not the callers' own. One replica that leads is one to take out.",
+            "Errors that are not the callers' doing. If one replica has most of them, delete it.",
             "reqps",
             (
                 Query(
@@ -117,9 +117,9 @@ _REQUESTS = Row(
         ),
         Panel(
             "In flight",
-            "Requests that have come and are not answered, by replica.",
+            "Requests that are not answered yet, by replica.",
             "short",
-            (Query(f"sum by (instance) (mhsa_requests_in_flight{{{JOB}}})", "{{instance}}"),),
+            (Query(total("mhsa_requests_in_flight", "instance", JOB), "{{instance}}"),),
         ),
     ),
 )
@@ -129,20 +129,20 @@ _SATURATION = Row(
     (
         Panel(
             "Queue wait",
-            "How long one of twenty sequences waits at least before its run. It rises before anything is refused.",
+            "The 95th percentile of the time that sequences wait in the queue. It rises before anything is refused.",
             "s",
-            (Query(quantile(0.95, "mhsa_queue_wait_seconds", "model, version"), "{{model}}/{{version}}"),),
+            (Query(quantile(0.95, "mhsa_queue_wait_seconds", BY_MODEL), MODEL_LEGEND),),
         ),
         Panel(
             "Fullness",
-            "The used part of each bound, of the fullest replica. At 1, requests are refused or displaced.",
+            "How much of each bound is used, on the fullest replica. At 100% requests are refused or displaced.",
             "percentunit",
             (Query(f"max by (model, bound) (mhsa_queue_fullness_ratio{{{MODEL}}})", "{{model}} {{bound}}"),),
             limit=1.0,
         ),
         Panel(
             "Refused and late",
-            "The part of requests that found no room, and the part whose deadline could not be met.",
+            "The part of requests that were refused since the queue was full, and the part that missed their deadline.",
             "percentunit",
             (
                 Query(f"job:mhsa_refusals:ratio_rate5m{{{JOB}}}", "refused {{job}}"),
@@ -157,26 +157,26 @@ _MODELS = Row(
     (
         Panel(
             "Outcomes by model",
-            "What became of the requests that came to each model's queue.",
+            "Requests to each model's queue, by their outcome: ok, or the reason of the error.",
             "reqps",
             (Query(rate("mhsa_model_requests_total", "model, version, outcome"), "{{model}}/{{version}} {{outcome}}"),),
         ),
         Panel(
             "Tokens by model",
-            "Tokens computed in a second. Models of one replica share its CPUs.",
+            "Tokens computed per second. The models of one replica share its CPUs.",
             "short",
-            (Query(rate("mhsa_tokens_total", "model, version"), "{{model}}/{{version}}"),),
+            (Query(rate("mhsa_tokens_total"), MODEL_LEGEND),),
             is_stacked=True,
         ),
         Panel(
             "Sequences per request",
-            "How large requests are: with larger ones, durations grow without anything being wrong.",
+            "The size of requests. Larger ones take longer, without anything being wrong.",
             "short",
             (
                 Query(
                     f"{rate('mhsa_sequences_total', 'model, version')} / "
-                    + rate("mhsa_model_requests_total", "model, version", f'{MODEL}, outcome="ok"'),
-                    "{{model}}/{{version}}",
+                    + rate("mhsa_model_requests_total", selector=f'{MODEL}, outcome="ok"'),
+                    MODEL_LEGEND,
                 ),
             ),
         ),
@@ -188,7 +188,7 @@ _REPLICAS = Row(
     (
         Panel(
             "Provider",
-            "What each replica serves, in which precision, on which device, and which device it should have.",
+            "What each replica serves, in which precision, on which device, and which device was wanted.",
             "none",
             (Query(f"mhsa_model_info{{{MODEL}}}"),),
             "table",
@@ -196,9 +196,9 @@ _REPLICAS = Row(
         ),
         Panel(
             "Ready",
-            "Replicas that have each model loaded, healthy, and are not on their way out.",
+            "Replicas on which the model is loaded and healthy, and which do not drain.",
             "none",
-            (Query(f"sum by (model, version) (mhsa_model_ready{{{MODEL}}})", "{{model}}/{{version}}"),),
+            (Query(total("mhsa_model_ready"), MODEL_LEGEND),),
             width=6,
         ),
         Panel(
@@ -207,7 +207,7 @@ _REPLICAS = Row(
             "short",
             (
                 Query(
-                    f"sum by (instance, model) (increase(mhsa_engine_failures_total{{{MODEL}}}{WINDOW}))",
+                    increase("mhsa_engine_failures_total", "instance, model"),
                     "{{instance}} {{model}}",
                 ),
             ),
@@ -227,7 +227,7 @@ _REPLICAS = Row(
         ),
         Panel(
             "Certificate",
-            "Time until the certificate that is served expires. Empty without TLS.",
+            "Time until the TLS certificate in use expires. Empty without TLS.",
             "s",
             (
                 Query(
@@ -242,6 +242,6 @@ _REPLICAS = Row(
 DASHBOARD = Dashboard(
     "mhsa-service",
     "mhsa-serve: Service",
-    "Whether callers are served: objectives, requests, errors, saturation, models, replicas.",
+    "Are callers served? Objectives, requests, errors, saturation, models, replicas.",
     (_OBJECTIVES, _REQUESTS, _SATURATION, _MODELS, _REPLICAS),
 )

@@ -7,19 +7,19 @@ _LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTES = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
 
 
-def shown(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
     """A value of one of Grafana's units, in three digits."""
-    return _WRITERS[unit](value)
+    return _FORMATS[unit](value)
 
 
 def _scaled(scales: tuple[tuple[float, str], ...], rest: str) -> Callable[[float], str]:
-    def write(value: float) -> str:
+    def format_scaled(value: float) -> str:
         for scale, name in scales:
             if abs(value) >= 0.9999 * scale:
                 return f"{value / scale:.3g} {name}"
         return f"{value:.3g} {rest}".rstrip()
 
-    return write
+    return format_scaled
 
 
 def _digits(value: float) -> str:
@@ -30,7 +30,7 @@ def _with(suffix: str, scale: float = 1.0) -> Callable[[float], str]:
     return lambda value: f"{_digits(value * scale)}{suffix}"
 
 
-_WRITERS: dict[str, Callable[[float], str]] = {
+_FORMATS: dict[str, Callable[[float], str]] = {
     "s": _scaled(_TIMES, "s"),
     "bytes": _scaled(_BYTES, "B"),
     "decmbytes": _with(" MB"),

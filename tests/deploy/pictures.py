@@ -11,11 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from deploy.grafana.__main__ import DASHBOARDS, path_of
+from deploy.grafana.files import DASHBOARDS, file_name
 from deploy.grafana.panels import Dashboard
 from deploy.grafana.prometheus import Prometheus
-from deploy.grafana.queries import filled
-from deploy.grafana.render import Span, draw, save
+from deploy.grafana.queries import interpolate
+from deploy.grafana.render import TimeRange, draw, save
 from tests.deploy.prometheus_process import PrometheusProcess
 from tests.deploy.traffic import MAX_STEADY, drive, in_background
 from tests.integration.server_process import TestedServer
@@ -45,10 +45,10 @@ def main() -> None:
         with PrometheusProcess(Path(directory), targets, interval_seconds=5) as prometheus, in_background(traffic):
             started = time.time()
             time.sleep(options.seconds)
-            span = Span(started, time.time(), 5.0, interval="30s", job="mhsa-serve")
+            time_range = TimeRange(started, time.time(), 5.0, interval="30s", job="mhsa-serve")
             for dashboard in DASHBOARDS:
-                _list(dashboard, prometheus.api, span)
-                save(draw(dashboard, prometheus.api, span), PICTURES / path_of(dashboard).with_suffix(".png").name)
+                _list(dashboard, prometheus.api, time_range)
+                save(draw(dashboard, prometheus.api, time_range), PICTURES / file_name(dashboard, ".png"))
 
 
 def _busy(seconds: float) -> int:
@@ -56,10 +56,10 @@ def _busy(seconds: float) -> int:
     return round(1 + (MAX_STEADY - 1) * (1 - math.cos(2 * math.pi * seconds / _PERIOD_SECONDS)) / 2)
 
 
-def _list(dashboard: Dashboard, prometheus: Prometheus, span: Span) -> None:
+def _list(dashboard: Dashboard, prometheus: Prometheus, time_range: TimeRange) -> None:
     for panel in dashboard.panels:
         for query in panel.queries:
-            found = prometheus.query(filled(query.expression, interval=span.interval, job=span.job))
+            found = prometheus.query(interpolate(query.expression, interval=time_range.interval, job=time_range.job))
             sys.stdout.write(f"{dashboard.uid:<14} {panel.title:<52} {query.legend:<32} {len(found):>3} series\n")
 
 

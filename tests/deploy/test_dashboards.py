@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.grafana.__main__ import DASHBOARDS, DIRECTORY, path_of, text_of
-from deploy.grafana.panels import Dashboard, Panel, Query, Row, places, to_json
-from deploy.grafana.queries import filled
+from deploy.grafana.files import DASHBOARDS, DIRECTORY, file_name, json_text
+from deploy.grafana.panels import Dashboard, Panel, Query, Row, grid_positions, to_json
+from deploy.grafana.queries import interpolate
 from tests.deploy.prometheus_files import ROOT, exported_names, recording_rules
 from tests.deploy.promql import selectors
 
@@ -26,11 +26,11 @@ UNITS = {"s", "bytes", "decmbytes", "percent", "percentunit", "reqps", "ops", "s
 
 @each_dashboard
 def test_the_committed_file_is_current(dashboard: Dashboard) -> None:
-    assert path_of(dashboard).read_text() == text_of(dashboard), "run python -m deploy.grafana"
+    assert (DIRECTORY / file_name(dashboard)).read_text() == json_text(dashboard), "run python -m deploy.grafana"
 
 
 def test_no_file_is_without_its_dashboard() -> None:
-    assert set(DIRECTORY.iterdir()) == {path_of(dashboard) for dashboard in DASHBOARDS}
+    assert {path.name for path in DIRECTORY.iterdir()} == {file_name(dashboard) for dashboard in DASHBOARDS}
 
 
 def test_each_dashboard_has_an_address_of_its_own() -> None:
@@ -66,7 +66,7 @@ def test_titles_are_unique(dashboard: Dashboard) -> None:
 
 @each_dashboard
 def test_panels_stand_on_the_grid_under_their_heading_and_not_on_each_other(dashboard: Dashboard) -> None:
-    placed = places(dashboard)
+    placed = grid_positions(dashboard)
     assert isinstance(placed[0][0], Row)
     assert sum(isinstance(one, Panel) for one, _ in placed) == len(dashboard.panels)
     for _, place in placed:
@@ -142,7 +142,7 @@ def test_grafana_is_told_where_data_and_dashboards_are() -> None:
 
 def example(query: Query) -> str:
     """The query with something chosen that nothing else could be."""
-    return filled(query.expression, interval="1m", namespace="NAMESPACE", job="JOB", model="MODEL")
+    return interpolate(query.expression, interval="1m", namespace="NAMESPACE", job="JOB", model="MODEL")
 
 
 def _of_models() -> set[str]:

@@ -18,10 +18,10 @@ import pytest
 import trustme
 import yaml
 
-from deploy.grafana.__main__ import DASHBOARDS
+from deploy.grafana.files import DASHBOARDS
 from deploy.grafana.panels import Dashboard, Panel, Query
 from deploy.grafana.prometheus import Prometheus, QueryError, Series
-from deploy.grafana.queries import filled
+from deploy.grafana.queries import interpolate
 from deploy.process import free_ports
 from tests.deploy import chart
 from tests.deploy.prometheus_files import ROOT, alerting_rules, recording_rules
@@ -124,7 +124,7 @@ QUERIES = [
 def test_a_dashboards_query_has_data_and_the_labels_of_its_legend(
     prometheus: Prometheus, counts: dict[str, Counter[str]], dashboard: Dashboard, panel: Panel, query: Query
 ) -> None:
-    found = ask(prometheus, filled(query.expression, interval="10s", job=JOB))
+    found = ask(prometheus, interpolate(query.expression, interval="10s", job=JOB))
     counts[dashboard.uid][panel.title] += len(found)
     for series in found:
         wanted = {part.partition("}}")[0] for part in query.legend.split("{{")[1:]}

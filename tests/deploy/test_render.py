@@ -9,14 +9,14 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from PIL import Image
 
-from deploy.grafana.__main__ import DASHBOARDS
+from deploy.grafana.files import DASHBOARDS, file_name
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
 from deploy.grafana.prometheus import Prometheus, Series
-from deploy.grafana.render import Span, draw, save
-from deploy.grafana.units import shown
+from deploy.grafana.render import TimeRange, draw, save
+from deploy.grafana.units import format_value
 from tests.deploy.prometheus_files import ROOT
 
-SPAN = Span(0.0, 600.0, 60.0, interval="1m")
+TIME_RANGE = TimeRange(0.0, 600.0, 60.0, interval="1m")
 PICTURES = ROOT / "deploy" / "grafana" / "pictures"
 each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
 
@@ -39,7 +39,7 @@ def series(*values: float, **labels: str) -> Series:
 
 
 def drawn(dashboard: Dashboard, *found: Series) -> Figure:
-    return draw(dashboard, cast("Prometheus", FakePrometheus(*found)), SPAN)
+    return draw(dashboard, cast("Prometheus", FakePrometheus(*found)), TIME_RANGE)
 
 
 def one_panel(kind: str, unit: str = "s", limit: float | None = None) -> Dashboard:
@@ -68,7 +68,7 @@ def texts(figure: Figure) -> set[str]:
     ],
 )
 def test_values_are_written_as_grafana_writes_them(value: float, unit: str, text: str) -> None:
-    assert shown(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 @each_dashboard
@@ -122,6 +122,6 @@ def test_a_picture_is_small(tmp_path: Path) -> None:
 
 @each_dashboard
 def test_the_readme_shows_a_small_picture_of_each_dashboard(dashboard: Dashboard) -> None:
-    path = PICTURES / f"{dashboard.uid.removeprefix('mhsa-')}.png"
+    path = PICTURES / file_name(dashboard, ".png")
     assert 10_000 < path.stat().st_size < 150_000
     assert f"](grafana/pictures/{path.name})" in (ROOT / "deploy" / "README.md").read_text()
