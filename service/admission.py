@@ -33,6 +33,8 @@ class Bounds(NamedTuple):
 
 
 _NAMES = ("tokens wait", "sequences wait", "requests are in flight", "bytes are in flight")
+# What an operator sets each by.
+FLAGS = ("--max-queued-tokens", "--max-queued-sequences", "--max-requests-in-flight", "--max-bytes-in-flight")
 
 
 class Admission:
@@ -52,9 +54,11 @@ class Admission:
 
         Raises `QueueFullError`, or `InvalidRequestError` for a request that not even an empty queue could hold.
         """
-        for name, wanted, bound in zip(_NAMES, _load(request), self._bounds, strict=True):
+        for name, flag, wanted, bound in zip(_NAMES, FLAGS, _load(request), self._bounds, strict=True):
             if wanted > bound:
-                raise InvalidRequestError(f"the request is too large: {wanted} {name} with it; the limit is {bound}")
+                raise InvalidRequestError(
+                    f"the request is too large: {wanted} {name} with it; the limit is {bound} ({flag})"
+                )
         excess = [
             used + wanted - bound
             for used, wanted, bound in zip(self._used(), _load(request), self._bounds, strict=True)
@@ -112,8 +116,8 @@ class Admission:
         # Nothing that waits starts before a runner is free.
         seconds = busy_seconds + self.retry_seconds(request.num_tokens, tokens, now)
         return QueueFullError(
-            f"the queue is full: {used} {_NAMES[which]}, the request has {wanted}, the limit is {bound}; "
-            f"room in about {seconds:.3f} s",
+            f"the queue is full: {used} {_NAMES[which]}, the request has {wanted}, the limit is {bound} "
+            f"({FLAGS[which]}); room in about {seconds:.3f} s",
             seconds,
         )
 

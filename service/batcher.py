@@ -119,9 +119,8 @@ class Batcher:
             async with asyncio.timeout_at(request.deadline):
                 await settled
         except TimeoutError:
-            raise DeadlineError(
-                f"the deadline passed {time.monotonic() - request.arrival:.3f} s after arrival"
-            ) from None
+            waited_ms = 1000 * (time.monotonic() - request.arrival)
+            raise DeadlineError(f"the deadline passed before the answer, {waited_ms:.1f} ms after arrival") from None
         finally:
             self._end(request)
         if request.error is not None:

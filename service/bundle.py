@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from service.errors import BundleError
+from service.errors import BundleError, unreadable
 from service.request import Float32Array, TokenSequence
 
 FORMAT = "mhsa-bundle/2"
@@ -129,14 +129,13 @@ def graph_file(precision: Precision) -> str:
 
 def read_bundle(path: Path) -> Bundle:
     """Read and check a bundle. Raises `BundleError` with what is wrong and what to do."""
-    if not (path / MANIFEST).is_file():
-        raise BundleError(
-            f"{path}: no readable {MANIFEST} (no file of that name); give <models>/<name>/<version>, or {_AGAIN}"
-        )
     try:
         raw = (path / MANIFEST).read_bytes()
+    except PermissionError as error:
+        raise BundleError(unreadable(error)) from None
     except OSError as error:
-        raise BundleError(f"{path}: no readable {MANIFEST} ({error.strerror}); {_AGAIN}") from None
+        reason = f"no readable {MANIFEST} ({error.strerror})"
+        raise BundleError(f"{path}: {reason}; give <models>/<name>/<version>, or {_AGAIN}") from None
     manifest = _parse_manifest(path, raw)
     _check_files(path, manifest)
     golden = read_golden(path / GOLDEN, manifest.hidden_size, manifest.output_size, manifest.input_size)
@@ -207,6 +206,8 @@ def _check_files(path: Path, manifest: Manifest) -> None:
             raise BundleError(f"{path}: {MANIFEST} lists {name!r}, which is not inside the bundle; {_AGAIN}")
         try:
             found = _sha256(path / name)
+        except PermissionError as error:
+            raise BundleError(unreadable(error)) from None
         except (OSError, ValueError) as error:
             raise BundleError(f"{path / name}: cannot be read ({error}); copy or {_AGAIN}") from None
         if found != recorded:

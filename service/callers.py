@@ -15,7 +15,7 @@ from pathlib import Path
 
 from service.caller_weights import CALLER_NAME, NAME_RULE
 from service.config import Fairness, Settings
-from service.errors import InvalidRequestError, StartupError, UnauthenticatedError
+from service.errors import InvalidRequestError, StartupError, UnauthenticatedError, unreadable
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -95,7 +95,7 @@ def _read_tokens(path: Path) -> list[Token]:
     except UnicodeDecodeError:
         raise StartupError(f"--auth-token-file {path}: not ASCII, as gRPC metadata is") from None
     except OSError as error:
-        raise StartupError(f"--auth-token-file {path}: {error.strerror}") from None
+        raise StartupError(f"--auth-token-file {unreadable(error)}") from None
     tokens: dict[bytes, Token] = {}
     for number, line in enumerate(lines, 1):
         if words := line.split():
@@ -121,8 +121,10 @@ def _digest(secret: str) -> bytes:
 
 def _tenant(values: list[str | bytes]) -> str:
     if len(values) > 1:
-        raise InvalidRequestError(f"the metadata has {TENANT_KEY} {len(values)} times; it takes one")
+        text = f"the metadata has {TENANT_KEY} {len(values)} times; it takes one"
+        raise InvalidRequestError(text, log_text=text)
     (value,) = values
     if not isinstance(value, str) or not CALLER_NAME.fullmatch(value):
-        raise InvalidRequestError(f"{TENANT_KEY} is {value[:64]!r}; it takes {NAME_RULE}")
+        text = f"{TENANT_KEY} is {value[:64]!r}; it takes {NAME_RULE}"
+        raise InvalidRequestError(text, log_text=f"{TENANT_KEY} is not {NAME_RULE}")
     return value

@@ -5,18 +5,35 @@ limit and nothing else; `servicers/status.py` holds the one table that turns eac
 `StartupError` stops the process before it serves; its text is the one line that says what to do.
 """
 
+import os
+
+
+def unreadable(error: OSError) -> str:
+    """Why a file cannot be read, in the words of a `StartupError`; where it is a matter of rights, whose."""
+    if isinstance(error, PermissionError):
+        return f"{error.filename}: user {os.geteuid()} may not read it; let that user"
+    return f"{error.filename}: {error.strerror}"
+
 
 class RequestError(Exception):
-    """One request failed. `reason` is its label in `mhsa_errors_total`; `retry_seconds` above 0: when to come back."""
+    """One request failed. `reason` is its label in `mhsa_errors_total`; `retry_seconds` above 0: when to come back.
+
+    `log_text`: what the log may say where the text quotes the caller.
+    """
 
     reason = "internal"
     retry_seconds = 0.0
+    log_text = ""
 
 
 class InvalidRequestError(RequestError):
     """The request can never be served as it is."""
 
     reason = "invalid"
+
+    def __init__(self, message: str, *, log_text: str = "") -> None:
+        super().__init__(message)
+        self.log_text = log_text
 
 
 class NotFoundError(RequestError):

@@ -1,5 +1,7 @@
 """Models and versions: which are under --models, and which one a request means."""
 
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +9,11 @@ from service.batcher import Batcher
 from service.bundle import MANIFEST, VERSION, Manifest, Precision
 from service.errors import DrainingError, InvalidRequestError, NotFoundError, StartupError, UnavailableError
 from service.request import Limits
+
+# Of ext4, at the root of a volume.
+_LOST_AND_FOUND = "lost+found"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,16 +42,48 @@ class BundlePath:
 def find_bundles(models: Path) -> list[BundlePath]:
     """Every DIR/<name>/<version>/model.json, sorted. Raises `StartupError` where there is none.
 
-    Only directories named by a positive decimal number are versions; a leading dot marks an export in progress.
+    Only directories named by a positive decimal number are versions; a leading dot marks an export in progress. What
+    may not be read is passed over with a warning: a volume's lost+found is never ours.
     """
+    closed: list[Path] = []
     found = [
-        BundlePath(path.parent.parent.name, int(path.parent.name), path.parent)
-        for path in models.glob(f"*/*/{MANIFEST}")
-        if VERSION.fullmatch(path.parent.name) and not path.parent.parent.name.startswith(".")
+        BundlePath(name, int(version), models / name / version)
+        for name in _names_in(models, closed)
+        if not name.startswith(".") and name != _LOST_AND_FOUND
+        for version in _names_in(models / name, closed)
+        if VERSION.fullmatch(version) and MANIFEST in _names_in(models / name / version, closed)
     ]
     if not found:
-        raise StartupError(f"{models}: no <name>/<version>/{MANIFEST} in it; make one with mhsa-export")
+        raise StartupError(_why_nothing(models, closed))
+    for directory in closed:
+        log.warning("%s: user %d may not read it; nothing in it is served", directory, os.geteuid())
     return sorted(found)
+
+
+def _names_in(directory: Path, closed: list[Path]) -> list[str]:
+    """What is in a directory, if it is one; one that may not be read goes to `closed`."""
+    try:
+        return os.listdir(directory)
+    except PermissionError:
+        closed.append(directory)
+    except OSError:
+        pass
+    return []
+
+
+def _why_nothing(models: Path, closed: list[Path]) -> str:
+    if closed:
+        return f"--models {models}: user {os.geteuid()} may not read {closed[0]}; let that user read and enter it"
+    if not models.is_dir():
+        return f"--models {models}: no such directory; it holds <name>/<version>/{MANIFEST}, made with mhsa-export"
+    path = models.resolve()
+    if (path / MANIFEST).exists():
+        return (
+            f"--models {models}: this is a bundle; the directory above <name>/<version>/ is wanted: {path.parents[1]}"
+        )
+    if any(path.glob(f"*/{MANIFEST}")):
+        return f"--models {models}: this is one model's directory; the one above it is wanted: {path.parent}"
+    return f"--models {models}: no <name>/<version>/{MANIFEST} in it; make one with mhsa-export"
 
 
 class Repository:

@@ -222,12 +222,14 @@ class Scheduler:
         if request.deadline is None:
             return
         if now >= request.deadline:
-            raise DeadlineError("the deadline has passed")
+            raise DeadlineError("the deadline had passed when the request came to the queue")
         seconds = self._predicted_seconds(last, shares, now)
         if now + seconds > request.deadline and self._is_trusted(now):
+            # Rounded apart, or a narrow miss would read as if there were none.
+            left_ms, needed_ms = math.floor(1000 * (request.deadline - now)), math.ceil(1000 * seconds)
             raise DeadlineError(
-                f"the deadline is {request.deadline - now:.3f} s away; the request would be done in {seconds:.3f} s, "
-                "what is more urgent and a margin included"
+                f"the deadline is {left_ms} ms away, and the request would be done in {needed_ms} ms, what is more "
+                "urgent and a margin included; allow more time, or send less at once"
             )
 
     def _is_trusted(self, now: float) -> bool:

@@ -29,7 +29,7 @@ from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_s
 from service.callers import read_callers
 from service.certificate import first_expiry
 from service.config import Settings
-from service.errors import StartupError
+from service.errors import StartupError, unreadable
 from service.interceptors import RequestInterceptor
 from service.loading import load_model
 from service.logs import fields
@@ -116,7 +116,8 @@ class Server:
             )
             self.repository.add(model)
         self._health.set_serving(True)
-        log.info("serving %d models", len(self._bundles), extra=fields(event="serving"))
+        served = [f"{bundle.name}/{bundle.version}" for bundle in self._bundles]
+        log.info("serving %s", ", ".join(served), extra=fields(event="serving", models=served))
 
     async def announce_end(self) -> None:
         """Say NOT_SERVING, and serve on."""
@@ -256,6 +257,7 @@ def _bind(server: grpc.aio.Server, settings: Settings) -> int:
             f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: not a pair: {reason}"
         ) from None
     except OSError as error:
-        raise StartupError(f"{error.filename}: {error.strerror}") from None
+        which = "--tls-key" if error.filename == str(settings.tls_key) else "--tls-cert"
+        raise StartupError(f"{which} {unreadable(error)}") from None
     except RuntimeError:
         raise StartupError(f"--grpc-port {settings.grpc_port} on {settings.host}: taken, or not ours to bind") from None

@@ -12,6 +12,7 @@ under which the caller can be asked.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import Context
 
 from service.errors import DeadlineError, DrainingError, QueueFullError, UnauthenticatedError, UnavailableError
 from service.logs import fields
@@ -21,7 +22,15 @@ from service.servicers.status import Failure
 MAX_LINES = 5
 WINDOW_SECONDS = 1.0
 
-_OWN_WORDS = {QueueFullError.reason, DeadlineError.reason, UnavailableError.reason, DrainingError.reason, CANCELLED}
+# Whose texts quote nothing of the caller's.
+_OWN_WORDS = {
+    QueueFullError.reason,
+    DeadlineError.reason,
+    UnavailableError.reason,
+    DrainingError.reason,
+    UnauthenticatedError.reason,
+    CANCELLED,
+}
 # What an operator may have to act on. The rest is between the caller and its program.
 _WARNINGS = {QueueFullError.reason, DeadlineError.reason, UnavailableError.reason, UnauthenticatedError.reason}
 
@@ -29,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 def _call_later(seconds: float, function: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(seconds, function)
+    # In a context of its own: the count of a window is not about the request that opened it.
+    asyncio.get_running_loop().call_later(seconds, function, context=Context())
 
 
 class FailureLog:
@@ -50,7 +60,7 @@ class FailureLog:
             log.log(
                 _level(failure.reason),
                 "not served: %s",
-                failure.message if failure.reason in _OWN_WORDS else failure.reason,
+                failure.log_text or (failure.message if failure.reason in _OWN_WORDS else failure.reason),
                 extra=fields(code=failure.code.name, reason=failure.reason, seconds=round(seconds, 6)),
             )
 

@@ -64,13 +64,17 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How one request failed, in the terms of the wire and of the metrics. `is_fault`: by us, and it is in the log."""
+    """How one request failed, in the terms of the wire and of the metrics. `is_fault`: by us, and it is in the log.
+
+    `log_text`: what the log says of it in place of `message`, which may quote the caller; empty: the reason alone.
+    """
 
     code: grpc.StatusCode
     message: str
     reason: str
     retry_seconds: float = 0.0
     is_fault: bool = False
+    log_text: str = ""
 
     @property
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
@@ -93,7 +97,7 @@ def failure_of(error: BaseException, request_id: str) -> Failure:
     row = next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), _OUR_FAULT)
     known = error if isinstance(error, RequestError) else RequestError(str(error))
     if row.instead is None:
-        return Failure(row.code, str(known), known.reason, known.retry_seconds)
+        return Failure(row.code, str(known), known.reason, known.retry_seconds, log_text=known.log_text)
     facts = fields(code=row.code.name, reason=known.reason)
     if isinstance(error, EngineError):
         # Where in our code it was raised tells nothing, and a client who has found what makes a model fail could fill

@@ -136,7 +136,7 @@ def test_every_probe_succeeds_on_a_server_that_the_charts_arguments_started(
     released: tuple[Values, TestedServer],
 ) -> None:
     values, server = released
-    server.wait_for_log("serving 1 models")
+    server.wait_for_log("serving tiny/1")
     for probe in PROBES:
         assert run_probe(container(values)[probe], server.grpc_port), probe
 

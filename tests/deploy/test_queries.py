@@ -59,7 +59,7 @@ def prometheus(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     ]
     credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
     with TestedServer(tiny_bundle.parents[1], *flags) as server:
-        server.wait_for_log("serving 1 models")
+        server.wait_for_log("serving ")
         with (
             PrometheusProcess(directory, {server.metrics_port: LABELS}, job=JOB) as process,
             in_background(drive([server.target], credentials, much=200)),

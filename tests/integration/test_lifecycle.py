@@ -242,7 +242,7 @@ def test_tls_is_served_to_those_who_trust_the_certificate(tiny_bundle: Path, tmp
     expiry = datetime(2037, 1, 2, 3, 4, 5, tzinfo=UTC)
     certificate, key = write_certificate(authority, tmp_path / "tls", expiry)
     with TestedServer(tiny_bundle.parents[1], "--tls-cert", str(certificate), "--tls-key", str(key)) as server:
-        server.wait_for_log("serving 1 models")
+        server.wait_for_log("serving tiny/1")
         credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         with EncoderClient(server.target, credentials=credentials) as client:
             assert client.encode([[1, 2, 3]]).shape == (1, 32)
@@ -252,7 +252,7 @@ def test_tls_is_served_to_those_who_trust_the_certificate(tiny_bundle: Path, tmp
 def test_a_certificate_that_cannot_be_read_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     with TestedServer(tiny_bundle.parents[1], "--tls-cert", missing, "--tls-key", missing) as server:
-        assert f"{missing}: No such file or directory" in server.refusal()
+        assert f"--tls-key {missing}: No such file or directory" in server.refusal()
 
 
 def test_a_certificate_and_a_key_that_do_not_belong_together_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:

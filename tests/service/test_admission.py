@@ -2,7 +2,8 @@
 
 import pytest
 
-from service.admission import Bounds
+from service.admission import FLAGS, Bounds
+from service.config import setting_rows
 from service.errors import InvalidRequestError, QueueFullError
 from service.metrics import BOUNDS
 from service.request import Priority, Request
@@ -23,20 +24,30 @@ def displaced(queue: Scheduler, new: Request, now: float = 0.0) -> list[Request]
 @pytest.mark.parametrize(
     ("queue", "text"),
     [
-        (bounded(tokens=10), r"8 tokens wait, the request has 6, the limit is 10"),
-        (bounded(sequences=3), r"2 sequences wait, the request has 2, the limit is 3"),
-        (bounded(requests=1), r"1 requests are in flight, the request has 1, the limit is 1"),
-        (bounded(num_bytes=50), r"30 bytes are in flight, the request has 30, the limit is 50"),
+        (bounded(tokens=10), r"8 tokens wait, the request has 6, the limit is 10 \(--max-queued-tokens\)"),
+        (bounded(sequences=3), r"2 sequences wait, the request has 2, the limit is 3 \(--max-queued-sequences\)"),
+        (
+            bounded(requests=1),
+            r"1 requests are in flight, the request has 1, the limit is 1 \(--max-requests-in-flight\)",
+        ),
+        (
+            bounded(num_bytes=50),
+            r"30 bytes are in flight, the request has 30, the limit is 50 \(--max-bytes-in-flight\)",
+        ),
     ],
     ids=["tokens", "sequences", "requests", "bytes"],
 )
-def test_each_bound_refuses_with_what_is_there_what_came_and_the_limit(queue: Scheduler, text: str) -> None:
+def test_each_bound_refuses_with_what_is_there_what_came_the_limit_and_its_setting(queue: Scheduler, text: str) -> None:
     queue.put(request(4, 4, num_bytes=30), 0.0)
     with pytest.raises(QueueFullError, match=text) as caught:
         queue.put(request(3, 3, num_bytes=30), 0.0)
     assert caught.value.retry_seconds > 0
     assert (queue.num_queued_tokens, queue.num_queued_sequences) == (8, 2)
     assert (queue.num_requests_in_flight, queue.num_bytes_in_flight) == (1, 30)
+
+
+def test_a_refusal_names_settings_that_there_are() -> None:
+    assert set(FLAGS) <= {row.flag for row in setting_rows()}
 
 
 def test_each_bounds_used_part_is_known() -> None:
@@ -49,7 +60,7 @@ def test_each_bounds_used_part_is_known() -> None:
 @pytest.mark.parametrize(
     ("queue", "text"),
     [
-        (bounded(tokens=5), "6 tokens wait with it; the limit is 5"),
+        (bounded(tokens=5), r"6 tokens wait with it; the limit is 5 \(--max-queued-tokens\)"),
         (bounded(sequences=1), "2 sequences wait with it; the limit is 1"),
         (bounded(num_bytes=29), "30 bytes are in flight with it; the limit is 29"),
     ],

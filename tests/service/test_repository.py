@@ -1,5 +1,8 @@
 """Which bundles are found, which model a request means, and that a model that is off is not served."""
 
+import errno
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -83,11 +86,57 @@ def test_a_link_that_leads_nowhere_is_passed_over(tmp_path: Path) -> None:
     assert found(tmp_path) == [("a", 1)]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_without_any_bundle_the_start_is_refused(tmp_path: Path, *, there: bool) -> None:
-    models = tmp_path if there else tmp_path / "none"
-    with pytest.raises(StartupError, match="make one with mhsa-export"):
-        find_bundles(models)
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("empty", "no <name>/<version>/model.json in it; make one with mhsa-export"),
+        ("none", "no such directory; it holds <name>/<version>/model.json, made with mhsa-export"),
+        ("a", "this is one model's directory; the one above it is wanted: {models}"),
+        ("a/1", "this is a bundle; the directory above <name>/<version>/ is wanted: {models}"),
+    ],
+)
+def test_without_any_bundle_the_start_is_refused_with_what_is_wanted(tmp_path: Path, given: str, hint: str) -> None:
+    make_bundle_directory(tmp_path, "a", "1")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StartupError) as refusal:
+        find_bundles(tmp_path / given)
+    assert str(refusal.value) == f"--models {tmp_path / given}: {hint.format(models=tmp_path)}"
+
+
+def close_to_us(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """As of another user, mode 0700; tests may run as root, who may read everything."""
+    listed = os.listdir
+
+    def refuse(path: Path) -> list[str]:
+        if Path(path).is_relative_to(directory):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+
+
+@pytest.mark.parametrize("closed", [".", "a", "a/1"])
+def test_where_we_may_not_read_is_told_from_where_nothing_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    make_bundle_directory(tmp_path, "a", "1")
+    close_to_us(monkeypatch, tmp_path / closed)
+    complaint = f"user {os.geteuid()} may not read {tmp_path / closed}; let that user read and enter it"
+    with pytest.raises(StartupError, match=re.escape(complaint)):
+        find_bundles(tmp_path)
+
+
+def test_a_model_that_we_may_not_read_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        make_bundle_directory(tmp_path, name, "1")
+    (tmp_path / "lost+found").mkdir()
+    close_to_us(monkeypatch, tmp_path / "b")
+    assert found(tmp_path) == [("a", 1)]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'b'}: user {os.geteuid()} may not read it; nothing in it is served"
+    ]
 
 
 def model(name: str = "tiny", version: str = "1", *, is_alive: bool = True) -> Model:

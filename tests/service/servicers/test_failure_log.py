@@ -1,5 +1,6 @@
 """The log of requests that did not end well: a line each, and of a flood a few lines and a count."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ import grpc
 import pytest
 
 from service.errors import EngineError, InvalidRequestError, NotFoundError, QueueFullError, UnavailableError
-from service.logs import JsonFormatter
+from service.logs import JsonFormatter, caller, request_id
 from service.servicers.failure_log import MAX_LINES, WINDOW_SECONDS, FailureLog
 from service.servicers.status import failure_of, failure_of_departure
 from tests.fakes import FakeBatcher
@@ -176,6 +177,40 @@ async def test_nothing_that_a_caller_sent_is_in_the_log(lines: Lines) -> None:
     for line in lines.objects:
         assert "5000" not in str(line["message"])
         assert "hunter2" not in str(line)
+
+
+async def test_a_tenants_name_that_is_none_is_refused_with_the_rule_and_without_the_name(lines: Lines) -> None:
+    async with running(fairness="tenant") as wire:
+        await wire.encoder.Encode(encode_request([[1]]), metadata=(("mhsa-tenant", "hunter 2"),)).code()
+
+    assert messages(lines) == ["not served: mhsa-tenant is not 1 to 64 of A-Z a-z 0-9 . _ : / + @ -"]
+
+
+async def test_a_caller_without_a_token_is_refused_with_what_is_missing(lines: Lines) -> None:
+    async with running(tokens=["other"]) as wire:
+        await wire.encoder.Encode(encode_request([[1]])).code()
+
+    (message,) = messages(lines)
+    assert str(message).startswith("not served: the metadata has no 'authorization: Bearer <token>'")
+
+
+async def test_what_was_left_out_is_not_put_on_the_request_that_came_first(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer runs in the context that set it, which is a request's."""
+    monkeypatch.setattr("service.servicers.failure_log.WINDOW_SECONDS", 0.0)
+    request_id.set("first")
+    caller.set("alice")
+    log = FailureLog()
+    for _ in range(MAX_LINES + 1):
+        log.write(FULL, 0.001)
+    later = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.001, later.set)
+    await later.wait()
+
+    assert lines.objects[0]["caller"] == "alice"
+    assert lines.objects[-1].keys() & {"request_id", "caller"} == set()
+    assert lines.objects[-1]["left_out"] == 1
 
 
 async def test_each_refused_request_of_a_stream_is_a_line(lines: Lines) -> None:
