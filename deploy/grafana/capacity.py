@@ -1,4 +1,4 @@
-"""Dashboard Capacity: how much more load can it take? Headroom at the objective, rates, the machine."""
+"""Dashboard Capacity: how much more load can it take? Headroom, rates, the machine."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
 from deploy.grafana.queries import JOB, MODEL, MODEL_LEGEND, WINDOW, rate, total
@@ -8,14 +8,18 @@ _BEST = f"job:mhsa_tokens_per_replica_at_objective:max7d{{{JOB}}}"
 _CPU = f"sum by (instance) (rate(process_cpu_seconds_total{{{JOB}}}{WINDOW}))"
 
 _HEADROOM = Row(
-    "Headroom at the objective",
+    "Headroom",
     (
         Panel(
             "Headroom",
-            "How far the present rate is below the highest of the last week at which latency met its objective. "
-            "Below 0 it is above that rate. After a week of little load this number means little.",
+            "The part of its capacity that a replica does not use, now and in the busiest 5 minutes of the last week. "
+            "Capacity is all runners busy, or the full rate measured at load, whichever is nearer. "
+            "It does not depend on how long the service has run. Keep 20%: below that, queues grow quickly.",
             "percentunit",
-            (Query(f"1 - {_NOW} / {_BEST}", "{{job}}"),),
+            (
+                Query(f"1 - job:mhsa_utilization:ratio_rate5m{{{JOB}}}", "now {{job}}"),
+                Query(f"1 - job:mhsa_utilization:max7d{{{JOB}}}", "least of 7 days {{job}}"),
+            ),
             "stat",
             width=6,
         ),
@@ -140,6 +144,6 @@ _MACHINE = Row(
 DASHBOARD = Dashboard(
     "mhsa-capacity",
     "mhsa-serve: Capacity",
-    "How much more load can it take? Headroom at the objective, rates of each replica and core, the machine.",
+    "How much more load can it take? Headroom, rates of each replica and core, the machine.",
     (_HEADROOM, _RATES, _MACHINE),
 )
