@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from service.caller_weights import parse_weights
 from service.errors import StartupError
@@ -112,9 +113,9 @@ class Settings:
                 raise StartupError(f"{flag(name)} ({variable(name)}) is {value}; it takes {low} to {high}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise StartupError("--tls-cert and --tls-key go together; one of them is missing")
-        if self.otlp_endpoint is not None and not re.match("https?://.", self.otlp_endpoint):
+        if self.otlp_endpoint is not None and not _is_endpoint(self.otlp_endpoint):
             raise StartupError(
-                f"--otlp-endpoint (MHSA_OTLP_ENDPOINT) is {self.otlp_endpoint!r}; it begins with http:// or https://"
+                f"--otlp-endpoint (MHSA_OTLP_ENDPOINT) is {self.otlp_endpoint!r}; it takes http://HOST:PORT, or https://"
             )
         if self.tenant_weights and self.fairness == "none":
             raise StartupError("--tenant-weights weighs shares, and --fairness none has none")
@@ -225,6 +226,15 @@ def read_setting(name: str, environment: Mapping[str, str] = os.environ) -> Any:
     if text is None or _is_link(variable(name), text):
         return f.default
     return _from_environment(f, get_type_hints(Settings)[name], text)
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", url)
 
 
 def _is_link(name: str, text: str) -> bool:

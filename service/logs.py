@@ -7,6 +7,7 @@ below a call says it and nobody passes it along. Threads that serve no one call 
 import json
 import logging
 import sys
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
@@ -38,12 +39,14 @@ def name_model(name: str, number: str) -> None:
 
 
 def configure(level: str, log_format: Literal["text", "json"], stream: TextIO) -> None:
-    """Send every logger's lines to `stream`, warnings and uncaught exceptions too."""
+    """Send every logger's lines to `stream`; warnings, and exceptions that nobody caught in whatever thread, too."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
+    threading.excepthook = lambda ended: _log_uncaught(ended.exc_type, ended.exc_value, ended.exc_traceback)
+    sys.unraisablehook = lambda lost: _log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
 
 
 class TextFormatter(logging.Formatter):
@@ -77,5 +80,5 @@ def _facts(record: logging.LogRecord) -> dict[str, object]:
     return subject | getattr(record, "fields", {})
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    log.critical("uncaught exception", exc_info=(kind, error, trace))
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    log.critical("uncaught exception", exc_info=(kind, error or kind(), trace))

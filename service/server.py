@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from protos import encoder_pb2, open_inference_pb2
 from protos.encoder_pb2_grpc import add_EncoderServiceServicer_to_server
@@ -34,6 +34,7 @@ from service.interceptors import RequestInterceptor
 from service.loading import load_model
 from service.logs import fields
 from service.metrics import Metrics
+from service.metrics_page import MetricsPage
 from service.repository import Repository, find_bundles
 from service.servicers.encode_stream import StreamBounds
 from service.servicers.encoder import EncoderServicer
@@ -64,6 +65,7 @@ class Server:
         self._settings = settings
         self._bundles = find_bundles(settings.models)
         self.metrics = Metrics(CollectorRegistry())
+        self._page = MetricsPage(self.metrics.registry, settings.host, settings.metrics_port)
         self.repository = Repository(self._bundles)
         self.is_dead = asyncio.Event()
         self._draining = asyncio.Event()
@@ -86,12 +88,12 @@ class Server:
         """Listen, NOT_SERVING. Raises `StartupError` when a port or a certificate cannot be had."""
         settings = self._settings
         try:
-            self._http, _ = start_http_server(settings.metrics_port, settings.host, self.metrics.registry)
+            self._page.start()
         except OSError as error:
             raise StartupError(f"--metrics-port {settings.metrics_port} on {settings.host}: {error.strerror}") from None
         except UnicodeError:
             raise StartupError(f"--host {settings.host[:64]!r} is no host name") from None
-        self.metrics_port = self._http.server_port
+        self.metrics_port = self._page.port
         self.grpc_port = _bind(self._grpc, settings)
         if settings.tls_cert is not None:
             self.metrics.tls_expiry.set(first_expiry(settings.tls_cert.read_bytes()))
@@ -155,8 +157,7 @@ class Server:
         await self._grpc.stop(None)
         for model in self.repository.models:
             await model.batcher.stop()
-        self._http.shutdown()
-        self._http.server_close()
+        self._page.stop()
 
     def _on_health(self) -> None:
         """One model's engine failed its test, or works again; health is that of all of them."""

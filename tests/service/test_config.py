@@ -200,9 +200,13 @@ def test_weights_of_shares_that_there_are_not_are_refused() -> None:
     assert "--fairness none has none" in refusal([*MODELS, "--fairness", "none", "--tenant-weights", "a=2"], {})
 
 
-@pytest.mark.parametrize("endpoint", ["collector:4317", "grpc://collector:4317", "http://"])
-def test_an_endpoint_without_a_scheme_that_says_whether_tls_is_meant_is_refused(endpoint: str) -> None:
-    assert f"is {endpoint!r}; it begins with http:// or https://" in refusal([*MODELS, "--otlp-endpoint", endpoint], {})
+@pytest.mark.parametrize(
+    "endpoint", ["a:4317", "grpc://a:4317", "http://", "http://:4317", "http://[::1", "http://a:b", "http://a b:1"]
+)
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    assert f"is {endpoint!r}; it takes http://HOST:PORT, or https://" in refusal(
+        [*MODELS, f"--otlp-endpoint={endpoint}"], {}
+    )
 
 
 @pytest.mark.parametrize("given", ["--tls-cert", "--tls-key"])

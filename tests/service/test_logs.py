@@ -117,9 +117,11 @@ CONFIGURED = "import sys, warnings; from service import logs; logs.configure('in
     [
         ("warnings.warn('careful')", "py.warnings", "careful"),
         ("1 / 0", "service.logs", "ZeroDivisionError"),
+        ("import threading; thread = threading.Thread(target=int, args=['x']); thread.start()", "service.logs", "'x'"),
+        ("lost = type('Lost', (), {'__del__': lambda _: 1 / 0})(); del lost", "service.logs", "ZeroDivisionError"),
         ("import logging; logging.getLogger('grpc').error('theirs')", "grpc", "theirs"),
     ],
-    ids=["warning", "uncaught", "library"],
+    ids=["warning", "uncaught", "uncaught in a thread", "uncaught where nothing can be raised", "library"],
 )
 def test_in_json_every_line_of_the_process_is_an_object(code: str, logger: str, part: str) -> None:
     done = subprocess.run([sys.executable, "-c", CONFIGURED + code], capture_output=True, text=True, check=False)

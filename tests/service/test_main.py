@@ -1,5 +1,7 @@
 """The command line, as a process of its own."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,49 @@ def test_a_wrong_setting_is_one_line() -> None:
     command = [sys.executable, "-m", "service", "--models", "/nowhere", "--threads", "-1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "mhsa-serve: --threads (MHSA_THREADS) is -1; it takes 0 to 1024\n")
+
+
+@pytest.mark.parametrize(("flags", "variables"), [(["--log-format", "json"], {}), ([], {"MHSA_LOG_FORMAT": "json"})])
+def test_a_wrong_setting_is_one_object_where_the_log_is_json(flags: list[str], variables: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "service", "--models", "/nowhere", "--threads", "-1", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, json.loads(line)["event"]) == (2, "refused")
+    assert json.loads(line)["message"] == "--threads (MHSA_THREADS) is -1; it takes 0 to 1024"
+
+
+@pytest.mark.parametrize("redirections", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_the_exit_code_is_told_where_nobody_reads_what_is_written(redirections: str) -> None:
+    command = f'"{sys.executable}" -m service --models /nowhere {redirections}'
+    assert subprocess.run(command, shell=True, check=False).returncode == 2
+
+
+def test_no_socket_gets_the_number_of_a_stream_that_was_closed() -> None:
+    """For what native code writes to stderr would go to a caller."""
+    code = (
+        "import os, sys; from service.__main__ import _open_standard_streams as f; f(); sys.exit(os.open('.', 0) < 3)"
+    )
+    command = f'"{sys.executable}" -c "{code}" <&- >&- 2>&-'
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
+def test_sigterm_ends_a_first_process_that_is_still_importing() -> None:
+    """The kernel drops a signal for a container's first process that has no handler; as if it were ignored."""
+    code = """
+import importlib.abc, os, signal, sys
+class Terminator(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "service.server":
+            os.kill(os.getpid(), signal.SIGTERM)
+            sys.exit("it went on")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.meta_path.insert(0, Terminator())
+from service.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", code, "--models", "/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_bundle_that_is_none_is_one_line_of_calibrate(tmp_path: Path) -> None:
