@@ -88,6 +88,11 @@ def cpu_image(build: Callable[[str], str]) -> str:
 
 
 @pytest.fixture(scope="session")
+def gpu_image(build: Callable[[str], str]) -> str:
+    return build("gpu")
+
+
+@pytest.fixture(scope="session")
 def demo_image(build: Callable[[str], str]) -> str:
     """The export image with the demo's checkpoint."""
     return build("demo")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-_BUILD_SECONDS = 900
+_BUILD_SECONDS = 1800  # gigabytes for the gpu image
 
 
 class DockerError(Exception):

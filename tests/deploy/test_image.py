@@ -15,7 +15,7 @@ from deploy.process import free_ports
 from service.client import EncoderClient
 from tests.deploy.docker_engine import Docker
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(2400)]
 
 HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 MAX_OWN_BYTES = 200e6
@@ -38,7 +38,7 @@ def models(docker: Docker, demo_image: str) -> Iterator[str]:
 
 @contextmanager
 def serving(docker: Docker, image: str, models: str, *flags: str, user: str = "") -> Iterator[tuple[str, str]]:
-    """A container of the cpu image and the address of its gRPC; not waited for."""
+    """A container of a serving image and the address of its gRPC; not waited for."""
     [port] = free_ports(1)
     own = ["--publish", f"127.0.0.1:{port}:8001", "--volume", f"{models}:/models:ro", "--health-interval", "1s"]
     own += ["--user", user] if user else []
@@ -142,3 +142,40 @@ def test_without_models_it_ends_with_one_line(docker: Docker, cpu_image: str) ->
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("mhsa-serve: ")
     assert "Traceback" not in done.stderr
+
+
+def test_the_gpu_image_lacks_nothing_but_the_driver(
+    docker: Docker, gpu_image: str, base_image: str, show: Callable[[str], None]
+) -> None:
+    """What CUDA's wheels hold is found by the libraries' own run paths; the driver's library comes with the machine."""
+    own, base = (docker.inspect("image", name)["Size"] for name in (gpu_image, base_image))
+    show(f"gpu image: {(own - base) / 1e9:.2f} GB of its own")
+    code = """
+import pathlib, subprocess
+import onnxruntime
+library = pathlib.Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+wheels = pathlib.Path(onnxruntime.__file__).parents[1] / "nvidia"
+path = ":".join(str(directory) for directory in sorted(wheels.glob("*/lib")))
+done = subprocess.run(["ldd", library], env={"LD_LIBRARY_PATH": path}, capture_output=True, text=True, check=True)
+print(sorted(line.split()[0] for line in done.stdout.splitlines() if "not found" in line))
+"""
+    printed = docker.run("run", "--rm", *HARDENED, "--entrypoint", "python", gpu_image, "-c", code)
+    assert printed == str([] if has_gpu(docker) else ["libcuda.so.1"])
+
+
+def test_the_gpu_image_without_a_gpu_ends_with_one_line_unless_told_that_a_cpu_will_do(
+    docker: Docker, gpu_image: str, models: str
+) -> None:
+    if has_gpu(docker):
+        pytest.skip("this machine has a GPU")
+    command = [docker.program, "run", "--rm", *HARDENED, "--volume", f"{models}:/models:ro", gpu_image]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("mhsa-serve: device cuda: ONNX Runtime fell back to the CPU")
+    with serving(docker, gpu_image, models, "--device", "auto") as (container, target):
+        wait_for_health(target, HealthCheckResponse.SERVING)
+        assert "device auto: took CPUExecutionProvider" in docker.run("logs", container)
+
+
+def has_gpu(docker: Docker) -> bool:
+    return "nvidia" in docker.run("info", "--format", "{{json .Runtimes}}")
