@@ -24,6 +24,7 @@ needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (
 _SERVER = re.compile(r"( *)server (127\.0\.0\.1:\d+)( .*;\n)")
 _LISTEN = "listen 127.0.0.1:8080 "
 _TLS = re.compile(r"( *)# (listen .* ssl|ssl_certificate)")
+_CLIENT_TLS = re.compile(r"( *)# (ssl_client_certificate|ssl_verify_client)")
 _TLS_LISTEN = "listen 127.0.0.1:8443 "
 _PATHS = "/tmp/mhsa-nginx"
 _WAIT_SECONDS = 60
@@ -84,6 +85,9 @@ class Proxy:
         if self._certificates is not None:
             assert len(_TLS.findall(text)) == 3
             text = _TLS.sub(r"\1\2", text.replace(f"{_LISTEN}http2;\n", ""))
+            if (self._certificates / "ca.crt").exists():
+                assert len(_CLIENT_TLS.findall(text)) == 2
+                text = _CLIENT_TLS.sub(r"\1\2", text)
             text = text.replace(_TLS_LISTEN, _LISTEN).replace("/etc/nginx/tls", str(self._certificates))
         text = text.replace(_LISTEN, f"listen {self.target} ").replace(_PATHS, str(self._config.parent / "nginx"))
         self._config.write_text(text)
@@ -91,7 +95,10 @@ class Proxy:
 
 @contextmanager
 def proxy(directory: Path, targets: Sequence[str], certificates: Path | None = None) -> Iterator[Proxy]:
-    """An nginx before these servers, HOST:PORT each; with a directory of tls.crt and tls.key it speaks TLS."""
+    """An nginx before these servers, HOST:PORT each; with a directory of tls.crt and tls.key it speaks TLS.
+
+    With ca.crt there too it wants client certificates.
+    """
     running = Proxy(directory, targets, certificates)
     try:
         running.wait_until_listening()

@@ -225,6 +225,32 @@ def test_tls_ends_at_the_proxy(servers: Servers, tmp_path: Path) -> None:
             assert client.encode([[1, 2, 3]]).shape == (1, 32)
 
 
+def test_no_client_names_the_tenant_that_its_calls_count_for(tiny_bundle: Path, tmp_path: Path) -> None:
+    with TestedServer(tiny_bundle.parents[1], "--fairness", "tenant") as server:
+        with proxy(tmp_path, [server.wait_until_serving()] * 2) as nginx, EncoderClient(server.target) as direct:
+            assert direct.encode([[1]]).shape == (1, 32)
+            with EncoderClient(nginx.target, tenant="no name") as client:
+                assert client.encode([[1]]).shape == (1, 32), "a name that is none would be refused"
+
+
+def test_a_client_certificate_names_the_tenant(tiny_bundle: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    own = authority.issue_cert("acme.example", common_name="acme")
+    credentials = grpc.ssl_channel_credentials(
+        authority.cert_pem.bytes(), own.private_key_pem.bytes(), own.cert_chain_pems[0].bytes()
+    )
+    with TestedServer(tiny_bundle.parents[1], "--fairness", "tenant") as server:
+        with proxy(tmp_path, [server.wait_until_serving()] * 2, tmp_path) as nginx:
+            with EncoderClient(nginx.target, credentials=credentials, tenant="globex") as client:
+                with pytest.raises(grpc.RpcError, match="no model 'none'"):
+                    client.encode([[1]], model="none")
+        assert server.wait_for_log("caller=acme")
+
+
 def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:
     with proxy(tmp_path, ["127.0.0.1:1", "127.0.0.1:2"]) as nginx, grpc.insecure_channel(nginx.target) as channel:
         with pytest.raises(grpc.RpcError) as refused:
