@@ -85,7 +85,9 @@ class Settings:
         "NAME=WEIGHT,...: shares of these holders or tenants beside the others' 1, from 0.001 to 1000",
         default_factory=dict,
     )
-    tls_cert: Path | None = _setting("PEM certificate chain; with --tls-key turns TLS on", default=None)
+    tls_cert: Path | None = _setting(
+        "PEM certificate chain; with --tls-key turns TLS on. Both are read again when the files change", default=None
+    )
     tls_key: Path | None = _setting("PEM private key", default=None)
     drain_seconds: float = _setting(
         "after SIGTERM: time to go on serving while load balancers see NOT_SERVING", default=5.0

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import math
 import signal
-import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,8 @@ from protos import encoder_pb2, open_inference_pb2
 from protos.encoder_pb2_grpc import add_EncoderServiceServicer_to_server
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from service.callers import read_callers
-from service.certificate import first_expiry
 from service.config import Settings
-from service.errors import StartupError, unreadable
+from service.errors import StartupError
 from service.interceptors import RequestInterceptor
 from service.loading import load_model
 from service.logs import fields
@@ -42,6 +40,7 @@ from service.servicers.health import HealthServicer
 from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
 from service.servicers.reflection import reflection_servicer
+from service.tls import ServedCertificate
 
 if TYPE_CHECKING:
     from service.tracing import Tracing
@@ -94,9 +93,7 @@ class Server:
         except UnicodeError:
             raise StartupError(f"--host {settings.host[:64]!r} is no host name") from None
         self.metrics_port = self._page.port
-        self.grpc_port = _bind(self._grpc, settings)
-        if settings.tls_cert is not None:
-            self.metrics.tls_expiry.set(first_expiry(settings.tls_cert.read_bytes()))
+        self.grpc_port = _bind(self._grpc, settings, self.metrics)
         await self._grpc.start()
         facts = fields(event="listening", grpc_port=self.grpc_port, metrics_port=self.metrics_port)
         log.info("listening: gRPC on port %d, metrics on port %d", self.grpc_port, self.metrics_port, extra=facts)
@@ -242,23 +239,13 @@ def _max_stream_seconds(settings: Settings) -> float | None:
     return settings.max_connection_age_grace_seconds / 2 if settings.max_connection_age_seconds else None
 
 
-def _bind(server: grpc.aio.Server, settings: Settings) -> int:
+def _bind(server: grpc.aio.Server, settings: Settings, metrics: Metrics) -> int:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.grpc_port}"
     try:
         if settings.tls_cert is None or settings.tls_key is None:
             return server.add_insecure_port(address)
-        pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_cert, settings.tls_key)
-        return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-    except ssl.SSLError as error:
-        # gRPC itself would take any bytes, and refuse every connection.
-        reason = error.reason or "neither is PEM"
-        raise StartupError(
-            f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: not a pair: {reason}"
-        ) from None
-    except OSError as error:
-        which = "--tls-key" if error.filename == str(settings.tls_key) else "--tls-cert"
-        raise StartupError(f"{which} {unreadable(error)}") from None
+        served = ServedCertificate(settings.tls_cert, settings.tls_key, on_read=metrics.tls_expiry.set)
+        return server.add_secure_port(address, served.credentials())
     except RuntimeError:
         raise StartupError(f"--grpc-port {settings.grpc_port} on {settings.host}: taken, or not ours to bind") from None
