@@ -1,16 +1,14 @@
 """The Helm chart, rendered by Helm itself (PyPI's helm-python-sdk: Helm 4 as a library; it needs no cluster)."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import helm_python
 import yaml
 
 from tests.deploy.kubernetes import Object
+from tests.deploy.paths import CHART
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-CHART = DEPLOY / "helm" / "mhsa-serve"
 Values = dict[str, Any]  # Any: what YAML holds
 # The one value without which nothing can be served.
 NEEDED: Values = {"model": {"pvc": {"claimName": "models"}}}

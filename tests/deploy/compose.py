@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.docker_engine import ROOT, run_command
+from tests.deploy.docker_engine import run_command
+from tests.deploy.paths import ROOT
 
 PROGRAM = str(Path(sys.executable).parent / "docker-compose")
 MAIN, GPU, LOCAL = "docker-compose.yml", "deploy/compose.gpu.yml", "tests/deploy/compose.local.yml"

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.deploy.docker_engine import ROOT, Docker, DockerError, find_docker, run_command
+from tests.deploy.docker_engine import Docker, DockerError, find_docker, run_command
+from tests.deploy.paths import DOCKERFILE, ROOT
 from tests.deploy.pip_secret import pip_conf
 
 _OFFICIAL_BASE = "python:3.11-slim-bookworm"
@@ -73,7 +74,7 @@ def build(docker: Docker, base_image: str, tmp_path_factory: pytest.TempPathFact
             flags = ["--target", target, "--build-arg", f"BASE={base_image}", "--secret", f"id=pip,src={secret}"]
             if has_torch:
                 flags += ["--build-arg", "TORCH_INDEX="]
-            docker.build(tag, ROOT / "deploy/Dockerfile", ROOT, *flags)
+            docker.build(tag, DOCKERFILE, ROOT, *flags)
             built.append(tag)
             return tag
 

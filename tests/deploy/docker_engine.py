@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.deploy.paths import ROOT
+
 _BUILD_SECONDS = 1800  # gigabytes for the gpu image
 
 

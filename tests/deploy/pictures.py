@@ -16,11 +16,11 @@ from deploy.grafana.panels import Dashboard
 from deploy.grafana.prometheus import Prometheus
 from deploy.grafana.queries import interpolate
 from deploy.grafana.render import TimeRange, draw, save
+from tests.deploy.paths import GRAFANA
 from tests.deploy.prometheus_process import PrometheusProcess
 from tests.deploy.traffic import MAX_STEADY, drive, in_background
 from tests.integration.server_process import TestedServer
 
-PICTURES = Path(__file__).parents[2] / "deploy" / "grafana" / "pictures"
 _PERIOD_SECONDS = 150.0
 _MAX_TOKENS, _MAX_IN_FLIGHT = 200, 40  # of a crowd, nearly all find room
 
@@ -48,7 +48,7 @@ def main() -> None:
             time_range = TimeRange(started, time.time(), 5.0, interval="30s", job="mhsa-serve")
             for dashboard in DASHBOARDS:
                 _list(dashboard, prometheus.api, time_range)
-                save(draw(dashboard, prometheus.api, time_range), PICTURES / file_name(dashboard, ".png"))
+                save(draw(dashboard, prometheus.api, time_range), GRAFANA / "pictures" / file_name(dashboard, ".png"))
 
 
 def _busy(seconds: float) -> int:

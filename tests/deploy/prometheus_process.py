@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,9 +14,9 @@ import yaml
 
 from deploy.grafana.prometheus import Prometheus
 from deploy.process import free_ports
-from tests.deploy.prometheus_files import ALERTS, RECORDING, need
-
-_START_SECONDS = 60.0
+from tests.deploy.paths import ALERTS, RECORDING
+from tests.deploy.programs import need
+from tests.waiting import wait_for
 
 
 class PrometheusProcess:
@@ -80,15 +79,15 @@ class PrometheusProcess:
         shutil.rmtree(self._directory / "data", ignore_errors=True)
 
     def _wait_until_ready(self) -> None:
-        give_up_at = time.monotonic() + _START_SECONDS
-        while not self._is_ready():
-            is_gone = self._process.poll() is not None or time.monotonic() > give_up_at
-            assert not is_gone, (self._directory / "prometheus.log").read_text()
-            time.sleep(0.05)
+        wait_for(self._is_ready, lambda: f"Prometheus does not start:\n{self._read_log()}")
 
     def _is_ready(self) -> bool:
+        assert self._process.poll() is None, self._read_log()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/-/ready", timeout=5):
                 return True
         except OSError:
             return False
+
+    def _read_log(self) -> str:
+        return (self._directory / "prometheus.log").read_text()

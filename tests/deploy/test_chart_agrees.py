@@ -14,21 +14,19 @@ import trustme
 import yaml
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from prometheus_client import CollectorRegistry
 
 from service.config import parse_settings, setting_rows
 from service.healthcheck import READY
-from service.metrics import Metrics
 from service.server import HEALTH_NAMES
 from service.servicers.health import PROCESS
-from tests.deploy.chart import CHART, DEPLOY, Values, container, defaults, one, pod
+from tests.deploy.chart import Values, container, defaults, one, pod
+from tests.deploy.exported import exported_names
 from tests.deploy.kubernetes import Object
-from tests.integration.server_process import TestedServer
+from tests.deploy.paths import ADAPTER, CHART, DEPLOY, DOCKERFILE, ROOT
+from tests.integration.server_process import TestedServer, write_certificate
 
-ROOT = DEPLOY.parent
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 TLS: Values = {"tls": {"secretName": "certificate"}}
-ADAPTER = DEPLOY / "helm" / "prometheus-adapter.values.yaml"
 
 
 def test_the_server_takes_the_charts_arguments_and_reads_in_them_what_the_values_say() -> None:
@@ -75,7 +73,7 @@ def test_images_and_user_are_those_that_the_dockerfile_and_compose_make() -> Non
         in images
     )
     context = pod()["securityContext"]
-    users = re.findall(r"^USER (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    users = re.findall(r"^USER (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
     assert set(users) == {f"{context['runAsUser']}:{context['runAsGroup']}"}
 
 
@@ -123,9 +121,7 @@ def released(
     """The values of a release, and a server with the arguments that they give, its paths and ports ours."""
     values: Values = TLS if request.param == "TLS" else {}
     path = tmp_path_factory.mktemp("tls")
-    issued = trustme.CA().issue_cert("mhsa-serve.default.svc")
-    issued.private_key_pem.write_to_path(path / "tls.key")
-    issued.cert_chain_pems[0].write_to_path(path / "tls.crt")
+    write_certificate(trustme.CA(), path / "tls", name="mhsa-serve.default.svc")
     arguments = [argument.replace("/etc/mhsa/tls", str(path)) for argument in container(values)["args"]]
     ours = [argument for argument in arguments if not re.match("--(models|grpc-port|metrics-port)=", argument)]
     with TestedServer(tiny_bundle.parents[1], *ours, "--drain-seconds=0") as server:
@@ -148,24 +144,16 @@ def test_tls_is_probed_by_our_own_command() -> None:
     assert [container()[probe]["periodSeconds"] for probe in PROBES] == [5, 5, 10]
 
 
-def exported() -> set[str]:
-    """Every name on /metrics."""
-    metrics = Metrics(CollectorRegistry())
-    metrics.of_model("m", "1")
-    metrics.declare_requests(["Encode"], ["OK"], ["failed"])
-    return {sample.name for family in metrics.registry.collect() for sample in family.samples}
-
-
 def names_in(query: str) -> set[str]:
     return set(re.findall(r"\bmhsa_\w+", query))
 
 
-def test_the_scalers_ask_for_metrics_that_are_exported() -> None:
+def test_the_scalers_ask_for_metrics_that_are_exported_names() -> None:
     trigger, _ = one("ScaledObject", {"autoscaling": {"keda": {"enabled": True}}})["spec"]["triggers"]
     (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
     for query in (trigger["metadata"]["query"], rule["metricsQuery"], rule["seriesQuery"]):
         assert names_in(query)
-        assert names_in(query) <= exported()
+        assert names_in(query) <= exported_names()
 
 
 def test_the_autoscaler_asks_for_what_the_adapters_rule_is_called() -> None:
@@ -183,9 +171,3 @@ def test_the_query_selects_the_job_that_the_monitor_names() -> None:
     assert relabeling == {"targetLabel": "job", "replacement": "mhsa-serve"}
     query = one("ScaledObject", values)["spec"]["triggers"][0]["metadata"]["query"]
     assert '{namespace="default",job="mhsa-serve"}' in query
-
-
-def test_the_server_ends_before_the_kubelet_kills_it() -> None:
-    settings = parse_settings(container()["args"], {})
-    sleep = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert sleep + settings.drain_seconds + settings.grace_seconds < pod()["terminationGracePeriodSeconds"]

@@ -2,18 +2,18 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
 from service.metrics import SECONDS_BUCKETS
-from tests.deploy.chart import CHART, DEPLOY, Values, objects
+from tests.deploy.chart import Values, objects
 from tests.deploy.kubernetes import Object
+from tests.deploy.paths import CHART, PROMETHEUS
+from tests.deploy.programs import need
 
-RULES = DEPLOY / "prometheus" / "rules"
+RULES = PROMETHEUS / "rules"
 CHANGED: Values = {
     "availability": 0.9995,
     "latency": 0.95,
@@ -71,11 +71,10 @@ def test_runbooks_are_linked_where_people_read_them() -> None:
         assert alert["annotations"]["runbook_url"] == f"{base}deploy/README.md#{alert['alert'].lower()}"
 
 
-@pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt-get install prometheus)"
-)
 def test_prometheus_takes_them_with_other_objectives_too(tmp_path: Path) -> None:
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": groups({"objectives": CHANGED}, release="other")}))
-    checked = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [need("promtool"), "check", "rules", str(path)], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr

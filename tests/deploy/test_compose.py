@@ -11,9 +11,8 @@ import yaml
 
 from service.config import read_setting
 from tests.deploy.compose import GPU, MAIN, services
-from tests.deploy.docker_engine import ROOT
+from tests.deploy.paths import GRAFANA, GUIDE, PROMETHEUS, ROOT
 
-GRAFANA = ROOT / "deploy/grafana/provisioning"
 OURS = ("export", "encoder")
 RUNNING = ("encoder", "prometheus", "alertmanager", "grafana")
 
@@ -29,7 +28,7 @@ def seconds(duration: str) -> float:
     return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([hms])", duration))
 
 
-def test_the_stack_is_what_the_readme_says(stack: dict[str, Any]) -> None:
+def test_the_stack_has_these_services(stack: dict[str, Any]) -> None:
     assert set(stack) == {"export", *RUNNING}
 
 
@@ -87,16 +86,18 @@ def test_the_encoder_waits_for_the_export_and_cannot_write_models(stack: dict[st
 
 def test_files_are_mounted_where_they_are_looked_for(stack: dict[str, Any]) -> None:
     mounts = {v["target"]: v["source"] for service in stack.values() for v in service["volumes"] if v["type"] == "bind"}
-    [provider] = yaml.safe_load((GRAFANA / "dashboards/mhsa-serve.yml").read_text())["providers"]
-    assert mounts[provider["options"]["path"]] == str(ROOT / "deploy/grafana/dashboards")
-    prometheus = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    assert mounts["/etc/prometheus"] == str(ROOT / "deploy/prometheus")
+    [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/mhsa-serve.yml").read_text())["providers"]
+    assert provider["type"] == "file"
+    assert mounts[provider["options"]["path"]] == str(GRAFANA / "dashboards")
+    prometheus = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    assert mounts["/etc/prometheus"] == str(PROMETHEUS)
     assert prometheus["rule_files"] == ["rules/*.yml"]
 
 
 def test_addresses_in_files_are_services_and_their_ports(stack: dict[str, Any]) -> None:
-    prometheus = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    [source] = yaml.safe_load((GRAFANA / "datasources/prometheus.yml").read_text())["datasources"]
+    prometheus = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
     configs = [*prometheus["scrape_configs"], *prometheus["alerting"]["alertmanagers"]]
     named = {target for config in configs for group in config["static_configs"] for target in group["targets"]}
     named.add(source["url"].removeprefix("http://"))
@@ -113,7 +114,7 @@ def test_the_gpu_overlay_asks_for_one_gpu_and_keeps_the_rest() -> None:
 
 
 def test_the_readme_s_own_override_is_what_compose_takes(tmp_path: Path) -> None:
-    text = (ROOT / "deploy/README.md").read_text().partition("\n## Compose\n")[2].partition("\n## ")[0]
+    text = GUIDE.read_text().partition("\n## Compose\n")[2].partition("\n## ")[0]
     [block] = re.findall(r"```yaml\n(.+?) *```", text, re.DOTALL)
     override = tmp_path / "override.yml"
     override.write_text(textwrap.dedent(block))

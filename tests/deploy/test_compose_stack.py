@@ -18,6 +18,7 @@ from deploy.process import free_ports
 from service.client import EncoderClient
 from tests.deploy.compose import LOCAL, MAIN, compose
 from tests.deploy.docker_engine import Docker
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
 
@@ -68,18 +69,15 @@ def stack(
         stack.compose("down", "--volumes", "--timeout", "60")
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + _SCRAPE_SECONDS
-    while not is_so():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.25)
+def wait_until(is_so: Callable[[], bool], failure: str) -> None:
+    wait_for(is_so, lambda: failure, seconds=_SCRAPE_SECONDS, pause_seconds=0.25)
 
 
 def test_a_client_s_sequences_are_counted_in_prometheus(stack: Stack, show: Callable[[str], None]) -> None:
     with EncoderClient(stack.address("GRPC_PORT")) as client:
         assert client.encode(IDS, timeout=30).shape == (3, 384)
     expression = 'mhsa_sequences_total{model="all-MiniLM-L6-v2"}'
-    until(lambda: stack.query(expression) == [3.0], "Prometheus has not counted the three sequences")
+    wait_until(lambda: stack.query(expression) == [3.0], "Prometheus has not counted the three sequences")
     show(f"Compose: {expression} is {stack.query(expression)[0]:.0f} after a call of {len(IDS)}")
 
 
@@ -87,9 +85,9 @@ def test_prometheus_evaluates_our_rules_and_finds_alertmanager(stack: Stack) -> 
     def health() -> set[str]:
         return {rule["health"] for group in stack.prometheus("rules")["groups"] for rule in group["rules"]}
 
-    until(lambda: "unknown" not in health(), "rules are not evaluated")
+    wait_until(lambda: "unknown" not in health(), "rules are not evaluated")
     assert health() == {"ok"}
-    until(lambda: bool(stack.prometheus("alertmanagers")["activeAlertmanagers"]), "no Alertmanager was found")
+    wait_until(lambda: bool(stack.prometheus("alertmanagers")["activeAlertmanagers"]), "no Alertmanager was found")
 
 
 def test_a_filled_volume_is_not_exported_into_again(stack: Stack) -> None:

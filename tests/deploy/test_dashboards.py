@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as grafana
@@ -15,8 +14,10 @@ from grafana_foundation_sdk.models import dashboard as grafana
 from deploy.grafana.files import DASHBOARDS, DIRECTORY, file_name, json_text
 from deploy.grafana.panels import Dashboard, Panel, Query, Row, grid_positions, to_json
 from deploy.grafana.queries import interpolate
-from tests.deploy.prometheus_files import ROOT, exported_names, recording_rules
+from tests.deploy.exported import exported_names
+from tests.deploy.paths import ALERTS, GUIDE
 from tests.deploy.promql import selectors
+from tests.deploy.rule_files import recording_rules
 
 PANELS = [(dashboard, panel) for dashboard in DASHBOARDS for panel in dashboard.panels]
 each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
@@ -144,27 +145,18 @@ def test_counters_are_asked_for_their_growth_within_grafanas_interval(dashboard:
 
 
 def test_what_the_runbooks_tell_to_look_at_is_there() -> None:
-    text = (ROOT / "deploy" / "README.md").read_text()
-    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", text))
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", GUIDE.read_text()))
     assert named
     assert named <= {panel.title for _, panel in PANELS}
 
 
 def test_what_the_alerts_tell_to_look_at_is_there() -> None:
-    alerts = (ROOT / "deploy" / "prometheus" / "rules" / "alerts.yml").read_text()
+    alerts = ALERTS.read_text()
     named = set(re.findall(r"panel ([A-Z][a-z]+(?: [a-z]+)*?)(?= over| against|:|,|\.)", alerts))
     assert named
     assert named <= {panel.title for _, panel in PANELS}
     titles = {dashboard.title.removeprefix("mhsa-serve: ") for dashboard in DASHBOARDS}
     assert set(re.findall(r"dashboard ([A-Z]\w+)", alerts)) <= titles
-
-
-def test_grafana_is_told_where_data_and_dashboards_are() -> None:
-    provisioning = DIRECTORY.parent / "provisioning"
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "mhsa-serve.yml").read_text())["providers"]
-    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
-    assert (provider["type"], provider["options"]["path"]) == ("file", "/var/lib/grafana/dashboards")
 
 
 def example(query: Query) -> str:

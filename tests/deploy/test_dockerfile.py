@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from deploy.requirements import requirements
-from tests.deploy.docker_engine import ROOT
+from tests.deploy.paths import DOCKERFILE, ROOT
 
-DOCKERFILES = (ROOT / "deploy/Dockerfile", ROOT / "tests/deploy/prometheus.Dockerfile")
+DOCKERFILES = (DOCKERFILE, ROOT / "tests/deploy/prometheus.Dockerfile")
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
@@ -31,7 +31,7 @@ def test_hadolint_has_nothing_to_say(path: Path) -> None:
 
 
 def test_the_base_is_a_version_and_never_latest() -> None:
-    text = DOCKERFILES[0].read_text()
+    text = DOCKERFILE.read_text()
     [base] = re.findall(r"^ARG BASE=(.+)$", text, re.MULTILINE)
     assert re.fullmatch(r"python:3\.\d+(\.\d+)?-slim-\w+", base)
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) - {"${BASE}"} <= set(re.findall(r" AS (\S+)", text))
@@ -39,11 +39,11 @@ def test_the_base_is_a_version_and_never_latest() -> None:
 
 def test_the_label_has_the_project_s_version() -> None:
     version = tomllib.loads(PYPROJECT)["project"]["version"]
-    assert f"ARG VERSION={version}\n" in DOCKERFILES[0].read_text()
+    assert f"ARG VERSION={version}\n" in DOCKERFILE.read_text()
 
 
 def test_the_server_is_the_target_of_a_build_without_one() -> None:
-    assert re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILES[0].read_text(), re.MULTILINE)[-1] == "cpu"
+    assert re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(), re.MULTILINE)[-1] == "cpu"
 
 
 def test_requirements_are_the_project_s_and_the_extra_s() -> None:

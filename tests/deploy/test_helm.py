@@ -11,8 +11,10 @@ import helm_python
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, DEPLOY, NEEDED, Values, container, defaults, merged, objects, one, pod, texts
+from service.config import parse_settings
+from tests.deploy.chart import NEEDED, Values, container, defaults, merged, objects, one, pod, texts
 from tests.deploy.kubernetes import VERSIONS, Object, errors, is_restricted
+from tests.deploy.paths import CHART, GRAFANA
 
 README = CHART / "README.md"
 AXES: dict[str, list[Values]] = {
@@ -181,8 +183,11 @@ def test_a_slow_start_is_not_called_a_failed_rollout() -> None:
 def test_the_kubelet_waits_longer_than_the_server_takes_to_end() -> None:
     for shutdown in ({}, {"preStopSeconds": 0, "drainSeconds": 0.5, "graceSeconds": 0.2}, {"graceSeconds": 300}):
         spec = pod({"shutdown": shutdown})
-        whole = merged(defaults()["shutdown"], shutdown)
-        needed = whole["preStopSeconds"] + whole["drainSeconds"] + whole["graceSeconds"]
+        (server,) = spec["containers"]
+        settings = parse_settings(server["args"], {})
+        sleep = server["lifecycle"]["preStop"]["sleep"]["seconds"] if "lifecycle" in server else 0
+        assert sleep == merged(defaults()["shutdown"], shutdown)["preStopSeconds"]
+        needed = sleep + settings.drain_seconds + settings.grace_seconds
         assert needed + 4 < spec["terminationGracePeriodSeconds"] < needed + 7
 
 
@@ -199,7 +204,7 @@ def test_large_numbers_reach_the_server_as_they_were_written() -> None:
 
 def test_dashboards_are_the_files_with_the_label_that_grafana_looks_for() -> None:
     found = [o for o in objects({"monitoring": {"dashboards": True}}) if o["kind"] == "ConfigMap"]
-    files = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
+    files = sorted((GRAFANA / "dashboards").glob("*.json"))
     assert {name: text for o in found for name, text in o["data"].items()} == {f.name: f.read_text() for f in files}
     assert all(o["metadata"]["labels"]["grafana_dashboard"] == "1" for o in found)
 

@@ -3,8 +3,8 @@
 import helm_python
 import pytest
 
+from tests.deploy.api_server import OPERATOR, manifest
 from tests.deploy.chart import Values
-from tests.deploy.discovery import OPERATOR, manifest
 
 IMAGE: Values = {"model": {"source": "image", "image": {"reference": "registry.example.com/models:3"}}}
 

@@ -14,6 +14,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from deploy.process import free_ports
 from service.client import EncoderClient
 from tests.deploy.docker_engine import Docker
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(2400)]
 
@@ -50,11 +51,12 @@ def serving(docker: Docker, image: str, models: str, *flags: str, user: str = ""
 
 
 def wait_for_health(target: str, status: int) -> None:
-    give_up_at = time.monotonic() + _WAIT_SECONDS
     with grpc.insecure_channel(target) as channel:
-        while _health(channel) != status:
-            assert time.monotonic() < give_up_at, "the server does not get there"
-            time.sleep(0.02)
+        wait_for(
+            lambda: _health(channel) == status,
+            lambda: f"health is {_health(channel)}, not {status}",
+            seconds=_WAIT_SECONDS,
+        )
 
 
 def _health(channel: grpc.Channel) -> int | None:
@@ -113,11 +115,12 @@ def test_it_serves_read_only_as_nobody_and_answers_a_client(
 
 def test_the_engine_sees_its_health(docker: Docker, cpu_image: str, models: str) -> None:
     with serving(docker, cpu_image, models) as (container, _):
-        give_up_at = time.monotonic() + _WAIT_SECONDS
-        while docker.run("inspect", "--format", "{{.State.Health.Status}}", container) == "starting":
-            assert time.monotonic() < give_up_at
-            time.sleep(0.2)
-        assert docker.run("inspect", "--format", "{{.State.Health.Status}}", container) == "healthy"
+
+        def status() -> str:
+            return docker.run("inspect", "--format", "{{.State.Health.Status}}", container)
+
+        wait_for(lambda: status() != "starting", lambda: "Docker does not check it", seconds=_WAIT_SECONDS)
+        assert status() == "healthy"
 
 
 def test_it_drains_on_sigterm_and_exits_0(docker: Docker, cpu_image: str, models: str) -> None:

@@ -7,8 +7,8 @@ from service.config import parse_settings
 from service.healthcheck import READY
 from service.server import HEALTH_NAMES
 from service.servicers.health import PROCESS
-from tests.deploy.chart import DEPLOY
 from tests.deploy.kubernetes import VERSIONS, Object, errors, is_restricted
+from tests.deploy.paths import DEPLOY
 
 # What an InferenceService waits for a pod to end where it says nothing: Kubernetes' default.
 TERMINATION_SECONDS = 30

@@ -19,11 +19,10 @@ from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client import EncoderClient
 from service.errors import QueueFullError
-from tests.deploy.proxy import needs_nginx, proxy
-from tests.integration.server_process import TestedServer
+from service.request import Request
+from tests.deploy.nginx import run_nginx
+from tests.integration.server_process import TestedServer, write_certificate
 from tests.wire import Wire, encode_request, receive, running, send
-
-pytestmark = needs_nginx
 
 Servers = tuple[TestedServer, TestedServer]
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
@@ -43,7 +42,7 @@ def servers(tiny_bundle: Path) -> Iterator[Servers]:
 @pytest.fixture(scope="module")
 def target(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """nginx before both."""
-    with proxy(tmp_path_factory.mktemp("nginx"), [server.target for server in servers]) as nginx:
+    with run_nginx(tmp_path_factory.mktemp("nginx"), [server.target for server in servers]) as nginx:
         yield nginx.target
 
 
@@ -135,7 +134,7 @@ async def wires(tmp_path: Path) -> AsyncIterator[tuple[Wire, Wire, grpc.aio.Chan
     """Two servers whose batchers do what a test says, and a channel to the nginx before them."""
     async with AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(running()) for _ in range(2)]
-        nginx = stack.enter_context(proxy(tmp_path, [first.target, second.target]))
+        nginx = stack.enter_context(run_nginx(tmp_path, [first.target, second.target]))
         yield first, second, await stack.enter_async_context(grpc.aio.insecure_channel(nginx.target))
 
 
@@ -163,16 +162,24 @@ async def test_a_bad_request_says_what_is_bad(wires: Behind) -> None:
     assert "5000" in (refused.value.details() or "")
 
 
+async def arrived(first: Wire, second: Wire) -> Request:
+    """The only request, once one of the servers has it."""
+    async with asyncio.timeout(60):
+        while not (requests := first.batcher.requests + second.batcher.requests):
+            await asyncio.sleep(0.01)
+    (request,) = requests
+    return request
+
+
 async def test_the_server_knows_the_callers_deadline(wires: Behind) -> None:
     first, second, channel = wires
     for wire in (first, second):
         wire.batcher.hold(1)
-    with pytest.raises(grpc.aio.AioRpcError) as late:
-        await EncoderServiceStub(channel).Encode(encode_request([[1]]), timeout=0.5)
-    assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    (request,) = first.batcher.requests + second.batcher.requests
+    call = EncoderServiceStub(channel).Encode(encode_request([[1]]), timeout=60)
+    request = await arrived(first, second)
+    call.cancel()
     assert request.deadline is not None
-    assert 0 < request.deadline - request.arrival <= 0.5
+    assert 0 < request.deadline - request.arrival < 1.1 * 60  # on the wire gRPC rounds it up by a few percent
 
 
 async def test_a_caller_who_leaves_is_known_to_have_left(wires: Behind) -> None:
@@ -180,8 +187,7 @@ async def test_a_caller_who_leaves_is_known_to_have_left(wires: Behind) -> None:
     for wire in (first, second):
         wire.batcher.hold(1)
     call = EncoderServiceStub(channel).Encode(encode_request([[1]]), timeout=60)
-    while not first.batcher.requests + second.batcher.requests:
-        await asyncio.sleep(0.01)
+    await arrived(first, second)
     call.cancel()
     async with asyncio.timeout(30):
         while not first.batcher.num_cancelled + second.batcher.num_cancelled:
@@ -206,7 +212,7 @@ def test_a_server_that_is_gone_costs_no_call(tiny_bundle: Path, tmp_path: Path) 
     models = tiny_bundle.parents[1]
     with TestedServer(models) as first, TestedServer(models) as second:
         addresses = [first.wait_until_serving(), second.wait_until_serving()]
-        with proxy(tmp_path, addresses) as nginx, grpc.insecure_channel(nginx.target) as channel:
+        with run_nginx(tmp_path, addresses) as nginx, grpc.insecure_channel(nginx.target) as channel:
             stub = EncoderServiceStub(channel)
             for k in range(40):
                 if k == 10:
@@ -216,18 +222,16 @@ def test_a_server_that_is_gone_costs_no_call(tiny_bundle: Path, tmp_path: Path) 
 
 def test_tls_ends_at_the_proxy(servers: Servers, tmp_path: Path) -> None:
     authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    write_certificate(authority, tmp_path / "tls")
     credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-    with proxy(tmp_path, [server.target for server in servers], tmp_path) as nginx:
+    with run_nginx(tmp_path, [server.target for server in servers], tmp_path) as nginx:
         with EncoderClient(nginx.target, credentials=credentials) as client:
             assert client.encode([[1, 2, 3]]).shape == (1, 32)
 
 
 def test_no_client_names_the_tenant_that_its_calls_count_for(tiny_bundle: Path, tmp_path: Path) -> None:
     with TestedServer(tiny_bundle.parents[1], "--fairness", "tenant") as server:
-        with proxy(tmp_path, [server.wait_until_serving()] * 2) as nginx, EncoderClient(server.target) as direct:
+        with run_nginx(tmp_path, [server.wait_until_serving()] * 2) as nginx, EncoderClient(server.target) as direct:
             assert direct.encode([[1]]).shape == (1, 32)
             with EncoderClient(nginx.target, tenant="no name") as client:
                 assert client.encode([[1]]).shape == (1, 32), "a name that is none would be refused"
@@ -235,16 +239,14 @@ def test_no_client_names_the_tenant_that_its_calls_count_for(tiny_bundle: Path, 
 
 def test_a_client_certificate_names_the_tenant(tiny_bundle: Path, tmp_path: Path) -> None:
     authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    write_certificate(authority, tmp_path / "tls")
     authority.cert_pem.write_to_path(tmp_path / "ca.crt")
     own = authority.issue_cert("acme.example", common_name="acme")
     credentials = grpc.ssl_channel_credentials(
         authority.cert_pem.bytes(), own.private_key_pem.bytes(), own.cert_chain_pems[0].bytes()
     )
     with TestedServer(tiny_bundle.parents[1], "--fairness", "tenant") as server:
-        with proxy(tmp_path, [server.wait_until_serving()] * 2, tmp_path) as nginx:
+        with run_nginx(tmp_path, [server.wait_until_serving()] * 2, tmp_path) as nginx:
             with EncoderClient(nginx.target, credentials=credentials, tenant="globex") as client:
                 with pytest.raises(grpc.RpcError, match="no model 'none'"):
                     client.encode([[1]], model="none")
@@ -252,7 +254,7 @@ def test_a_client_certificate_names_the_tenant(tiny_bundle: Path, tmp_path: Path
 
 
 def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:
-    with proxy(tmp_path, ["127.0.0.1:1", "127.0.0.1:2"]) as nginx, grpc.insecure_channel(nginx.target) as channel:
+    with run_nginx(tmp_path, ["127.0.0.1:1", "127.0.0.1:2"]) as nginx, grpc.insecure_channel(nginx.target) as channel:
         with pytest.raises(grpc.RpcError) as refused:
             EncoderServiceStub(channel).Encode(encode_request([[1]]), timeout=30)
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -24,17 +25,18 @@ from deploy.grafana.prometheus import Prometheus, QueryError, Series
 from deploy.grafana.queries import interpolate
 from deploy.process import free_ports
 from tests.deploy import chart
-from tests.deploy.prometheus_files import ROOT, alerting_rules, recording_rules
+from tests.deploy.paths import ADAPTER
 from tests.deploy.prometheus_process import PrometheusProcess
 from tests.deploy.promql import operands
+from tests.deploy.rule_files import alerting_rules, recording_rules
 from tests.deploy.traffic import MAX_IN_FLIGHT, drive, in_background
 from tests.integration.server_process import TestedServer, write_certificate
+from tests.waiting import wait_for
 
 # A machine that swaps stalls server and Prometheus for minutes; on a free one a query waits some seconds at most.
-PATIENCE_SECONDS = 400.0
+patiently = partial(wait_for, seconds=400.0, pause_seconds=0.2)
 pytestmark = pytest.mark.timeout(900)
 JOB, LABELS = "mhsa-serve", {"namespace": "default", "pod": "mhsa-serve-0"}
-ADAPTER = ROOT / "deploy" / "helm" / "prometheus-adapter.values.yaml"
 
 NOT_HERE = {
     "DCGM_FI_DEV_": "NVIDIA's exporter; there is no GPU",
@@ -83,11 +85,10 @@ def has_data(found: list[Series]) -> bool:
 
 def wait_for_data(prometheus: Prometheus, expression: str) -> list[Series]:
     """What a query gives as soon as it gives a number. Fails when it never does."""
-    give_up_at = time.monotonic() + PATIENCE_SECONDS
-    while not has_data(found := prometheus.query(expression)):
-        assert time.monotonic() < give_up_at, f"no data, only {found}: {expression}"
-        time.sleep(0.2)
-    return found
+    return patiently(
+        lambda: found if has_data(found := prometheus.query(expression)) else None,
+        lambda: f"no data, only {prometheus.query(expression)}: {expression}",
+    )
 
 
 def reason_of(expression: str) -> str | None:
@@ -150,17 +151,18 @@ def test_each_part_of_an_alerts_condition_has_data(prometheus: Prometheus, expre
 
 def test_prometheus_evaluates_every_rule_without_an_error(prometheus: Prometheus) -> None:
     names = {rule.name for rule in (*recording_rules(), *alerting_rules())}
-    give_up_at = time.monotonic() + PATIENCE_SECONDS
-    while {rule["name"] for rule in _rules(prometheus) if rule["health"] == "ok"} != names:
-        assert time.monotonic() < give_up_at, json.dumps(_rules(prometheus), indent=1)
-        time.sleep(0.2)
+    patiently(
+        lambda: {rule["name"] for rule in _rules(prometheus) if rule["health"] == "ok"} == names,
+        lambda: json.dumps(_rules(prometheus), indent=1),
+    )
 
 
 def test_an_alert_that_fires_says_so_in_words(prometheus: Prometheus) -> None:
-    give_up_at, name = time.monotonic() + PATIENCE_SECONDS, "MhsaCertificateExpires"
-    while not (found := [a for a in prometheus.get("alerts")["alerts"] if a["labels"]["alertname"] == name]):
-        assert time.monotonic() < give_up_at, "the certificate ends in three days, and nobody is told"
-        time.sleep(0.2)
+    name = "MhsaCertificateExpires"
+    found = patiently(
+        lambda: [a for a in prometheus.get("alerts")["alerts"] if a["labels"]["alertname"] == name],
+        lambda: "the certificate expires in three days, and no alert fires",
+    )
     assert re.fullmatch(
         r"127\.0\.0\.1:\d+: the certificate expires in 2d 23h \d+m \d+s", found[0]["annotations"]["summary"]
     )
@@ -183,11 +185,10 @@ def test_what_the_autoscaler_asks_keda_for_has_data(prometheus: Prometheus) -> N
 
 @pytest.mark.parametrize("name", ["mhsa_request_duration_seconds", "mhsa_queue_wait_seconds", "mhsa_compute_seconds"])
 def test_a_duration_leads_to_the_trace_of_one_that_took_so_long(prometheus: Prometheus, name: str) -> None:
-    give_up_at, now = time.monotonic() + PATIENCE_SECONDS, time.time()
-    start, end = str(now - 3600), str(now + 3600)
-    while not (found := prometheus.get("query_exemplars", query=f"{name}_bucket", start=start, end=end)):
-        assert time.monotonic() < give_up_at, "no exemplar"
-        time.sleep(0.2)
+    start, end = str(time.time() - 3600), str(time.time() + 3600)
+    found = patiently(
+        lambda: prometheus.get("query_exemplars", query=f"{name}_bucket", start=start, end=end), lambda: "no exemplar"
+    )
     assert re.fullmatch("[0-9a-f]{32}", found[0]["exemplars"][0]["labels"]["trace_id"])
 
 

@@ -14,10 +14,9 @@ from deploy.grafana.panels import Dashboard, Panel, Query, Row
 from deploy.grafana.prometheus import Prometheus, Series
 from deploy.grafana.render import TimeRange, draw, save
 from deploy.grafana.units import format_value
-from tests.deploy.prometheus_files import ROOT
+from tests.deploy.paths import GRAFANA, GUIDE
 
 TIME_RANGE = TimeRange(0.0, 600.0, 60.0, interval="1m")
-PICTURES = ROOT / "deploy" / "grafana" / "pictures"
 each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
 
 
@@ -122,6 +121,6 @@ def test_a_picture_is_small(tmp_path: Path) -> None:
 
 @each_dashboard
 def test_the_readme_shows_a_small_picture_of_each_dashboard(dashboard: Dashboard) -> None:
-    path = PICTURES / file_name(dashboard, ".png")
+    path = GRAFANA / "pictures" / file_name(dashboard, ".png")
     assert 10_000 < path.stat().st_size < 150_000
-    assert f"](grafana/pictures/{path.name})" in (ROOT / "deploy" / "README.md").read_text()
+    assert f"](grafana/pictures/{path.name})" in GUIDE.read_text()

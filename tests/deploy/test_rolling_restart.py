@@ -15,7 +15,7 @@ import pytest
 from deploy.process import free_ports
 from service.client import AsyncEncoderClient
 from tests.deploy.name_server import NameServer
-from tests.deploy.proxy import needs_nginx, proxy
+from tests.deploy.nginx import run_nginx
 from tests.integration.server_process import TestedServer
 
 NUM_CALLERS = 8
@@ -126,11 +126,10 @@ async def test_who_watches_health_leaves_a_server_that_drains(tiny_bundle: Path)
     assert found.failures == []
 
 
-@needs_nginx
 async def test_no_call_fails_behind_an_nginx_that_is_told_who_is_there(start: Start, tmp_path: Path) -> None:
     servers = [await asyncio.to_thread(start, "127.0.0.1", port) for port in free_ports(2)]
     targets = [server.target for server in servers]
-    with proxy(tmp_path, targets) as nginx:
+    with run_nginx(tmp_path, targets) as nginx:
         async with load(nginx.target) as found:
             for server in servers:
                 await found.more(100)

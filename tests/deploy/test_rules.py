@@ -15,24 +15,16 @@ import yaml
 from service.interceptors import METHODS
 from service.metrics import SECONDS_BUCKETS
 from service.servicers.status import CODES, REASONS
-from tests.deploy.prometheus_files import (
-    ALERTS,
-    PROMETHEUS,
-    RECORDING,
-    ROOT,
-    Rule,
-    alerting_rules,
-    exported_names,
-    need,
-    recording_rules,
-)
+from tests.deploy.exported import exported_names
+from tests.deploy.paths import ALERTS, GUIDE, PROMETHEUS, RECORDING, ROOT
+from tests.deploy.programs import need
 from tests.deploy.promql import selectors
+from tests.deploy.rule_files import Rule, alerting_rules, recording_rules
 
 CASES = sorted((Path(__file__).parent / "rules").glob("*.yml"))
 ALL_RULES = [*recording_rules(), *alerting_rules()]
 each_rule = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.name)
 each_alert = pytest.mark.parametrize("alert", alerting_rules(), ids=lambda alert: alert.name)
-RUNBOOKS = ROOT / "deploy" / "README.md"
 
 # Who is to blame for each reason that a request may end for. A new one has to be put on a side.
 NOT_OURS = {"invalid", "not_found", "unauthenticated", "cancelled", "draining"}
@@ -84,15 +76,15 @@ def test_an_alert_says_who_is_to_look_what_is_wrong_and_what_to_do_first(alert: 
 @each_alert
 def test_an_alert_has_a_runbook_of_its_name(alert: Rule) -> None:
     path, _, anchor = alert.annotations["runbook_url"].partition("#")
-    assert ROOT / path == RUNBOOKS
+    assert ROOT / path == GUIDE
     assert anchor == alert.name.lower(), "as GitHub and GitLab make anchors of headings"
-    section = re.search(rf"^#+ {alert.name}\n\n(.+?)(?=^#|\Z)", RUNBOOKS.read_text(), re.DOTALL | re.MULTILINE)
+    section = re.search(rf"^#+ {alert.name}\n\n(.+?)(?=^#|\Z)", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     assert section, f"deploy/README.md has no section {alert.name}"
     assert len(section[1].split()) > 30
 
 
 def test_no_runbook_has_outlived_its_alert() -> None:
-    headings = set(re.findall(r"^#+ (Mhsa\w+)$", RUNBOOKS.read_text(), re.MULTILINE))
+    headings = set(re.findall(r"^#+ (Mhsa\w+)$", GUIDE.read_text(), re.MULTILINE))
     assert headings == {alert.name for alert in alerting_rules()}
 
 

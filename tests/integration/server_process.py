@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 import urllib.request
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.process import ServerProcess, free_ports
+from tests.waiting import wait_for
 
 
 class TestedServer(ServerProcess):
@@ -25,11 +25,11 @@ class TestedServer(ServerProcess):
 
     def wait_for_log(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
         """The first part of the log that matches, past or future."""
-        give_up_at = time.monotonic() + seconds
-        while (match := re.search(pattern, self.log())) is None:
-            assert time.monotonic() < give_up_at, f"the log has no {pattern!r}:\n{self.log()}"
-            time.sleep(0.01)
-        return match
+        return wait_for(
+            lambda: re.search(pattern, self.log()),
+            lambda: f"the log has no {pattern!r}:\n{self.log()}",
+            seconds=seconds,
+        )
 
     def wait_until_listening(self) -> str:
         """Wait until calls are answered, if only with UNAVAILABLE; the address."""
@@ -58,9 +58,11 @@ class TestedServer(ServerProcess):
         return [(s.name, s.labels, s.value) for family in text_string_to_metric_families(text) for s in family.samples]
 
 
-def write_certificate(authority: trustme.CA, stem: Path, not_after: datetime | None = None) -> tuple[Path, Path]:
-    """The files of a new certificate for 127.0.0.1 and its key."""
-    issued = authority.issue_cert("127.0.0.1", not_after=not_after)
+def write_certificate(
+    authority: trustme.CA, stem: Path, *, name: str = "127.0.0.1", not_after: datetime | None = None
+) -> tuple[Path, Path]:
+    """A new certificate and its key, in `stem` with the endings .crt and .key."""
+    issued = authority.issue_cert(name, not_after=not_after)
     certificate, key = stem.with_suffix(".crt"), stem.with_suffix(".key")
     issued.private_key_pem.write_to_path(key)
     for pem in issued.cert_chain_pems:

@@ -241,14 +241,16 @@ def test_only_holders_of_a_token_are_served(tiny_bundle: Path, tmp_path: Path) -
 def test_tls_is_served_to_those_who_trust_the_certificate_renewed_or_not(tiny_bundle: Path, tmp_path: Path) -> None:
     authority = trustme.CA()
     expiry, later = (datetime(year, 1, 2, 3, 4, 5, tzinfo=UTC) for year in (2037, 2038))
-    certificate, key = write_certificate(authority, tmp_path / "tls", expiry)
+    certificate, key = write_certificate(authority, tmp_path / "tls", not_after=expiry)
     with TestedServer(tiny_bundle.parents[1], "--tls-cert", str(certificate), "--tls-key", str(key)) as server:
         server.wait_for_log("serving tiny/1")
         credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         with EncoderClient(server.target, credentials=credentials) as client:
             assert client.encode([[1, 2, 3]]).shape == (1, 32)
         assert server.metric("mhsa_tls_certificate_expiry_timestamp_seconds") == expiry.timestamp()
-        for new, old in zip(write_certificate(authority, tmp_path / "renewed", later), (certificate, key), strict=True):
+        for new, old in zip(
+            write_certificate(authority, tmp_path / "renewed", not_after=later), (certificate, key), strict=True
+        ):
             os.replace(new, old)
         with EncoderClient(server.target, credentials=credentials) as client:
             assert client.encode([[1, 2, 3]]).shape == (1, 32)

@@ -1,4 +1,4 @@
-"""What Helm asks a cluster before it installs: its version and the kinds that it knows. Nothing is ever installed."""
+"""A stand-in for a cluster's API server, as far as Helm asks it before it installs: its version, and its kinds."""
 
 import json
 import threading
@@ -9,7 +9,8 @@ from typing import Any
 
 import helm_python
 
-from tests.deploy.chart import CHART, NEEDED, Values, merged
+from tests.deploy.chart import NEEDED, Values, merged
+from tests.deploy.paths import CHART
 
 _KINDS: dict[str, Sequence[str]] = {
     "v1": ("ConfigMap", "Pod", "Service", "ServiceAccount"),
@@ -23,14 +24,14 @@ OPERATOR: Mapping[str, Sequence[str]] = {"monitoring.coreos.com/v1": ("ServiceMo
 
 def manifest(values: Values, *, version: str = "1.34.2", more: Mapping[str, Sequence[str]] | None = None) -> str:
     """What `helm install --dry-run=server` would make in a cluster of this version with `more` kinds."""
-    with _cluster(version, {**_KINDS, **(more or {})}) as address:
+    with _api_server(version, {**_KINDS, **(more or {})}) as address:
         with helm_python.Config(kube_apiserver=address, storage_driver="memory", namespace="default") as cluster:
             release = cluster.install(CHART, "mhsa-serve", merged(NEEDED, values), dry_run="server")
     return str(release["manifest"])
 
 
 @contextmanager
-def _cluster(version: str, kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _api_server(version: str, kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
     answers = _answers(version, kinds)
 
     class Handler(BaseHTTPRequestHandler):

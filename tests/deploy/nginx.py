@@ -2,35 +2,30 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 
 from deploy.process import free_ports
-from tests.deploy.chart import DEPLOY
+from tests.deploy.paths import DEPLOY
+from tests.deploy.programs import need
+from tests.waiting import wait_for
 
 CONFIG = DEPLOY / "nginx" / "nginx.conf"
-# Debian's is in /usr/sbin, which not everybody's PATH has.
-NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt-get install nginx-light)")
 _SERVER = re.compile(r"( *)server (127\.0\.0\.1:\d+)( .*;\n)")
 _LISTEN = "listen 127.0.0.1:8080 "
 _TLS = re.compile(r"( *)# (listen .* ssl|ssl_certificate)")
 _CLIENT_TLS = re.compile(r"( *)# (ssl_client_certificate|ssl_verify_client)")
 _TLS_LISTEN = "listen 127.0.0.1:8443 "
 _PATHS = "/tmp/mhsa-nginx"
-_WAIT_SECONDS = 60
 
 
-class Proxy:
+class Nginx:
     """A running nginx. `target` is where it listens."""
 
     def __init__(self, directory: Path, targets: Sequence[str], certificates: Path | None) -> None:
@@ -42,10 +37,9 @@ class Proxy:
         self._write(targets)
         # Of root's, workers become nobody, who cannot reach pytest's directories.
         user = "user root;" if os.getuid() == 0 else ""
-        assert NGINX is not None
         with self._log.open("w") as output:
             self._process = subprocess.Popen(
-                [NGINX, "-c", str(self._config), "-g", f"daemon off; {user}"], stderr=output
+                [need("nginx"), "-c", str(self._config), "-g", f"daemon off; {user}"], stderr=output
             )
 
     def use(self, targets: Sequence[str]) -> None:
@@ -53,7 +47,7 @@ class Proxy:
         old = self._workers()
         self._write(targets)
         self._process.send_signal(signal.SIGHUP)
-        _wait_for(lambda: not old & self._workers(), self._log)
+        wait_for(lambda: not old & self._workers(), lambda: f"old workers stay:\n{self._log.read_text()}")
 
     def wait_until_listening(self) -> None:
         """Raises `AssertionError` if it ends or takes too long."""
@@ -64,11 +58,11 @@ class Proxy:
             with socket.socket() as probe:
                 return probe.connect_ex((host, int(port))) == 0
 
-        _wait_for(is_listening, self._log)
+        wait_for(is_listening, lambda: f"nginx does not listen:\n{self._log.read_text()}")
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(_WAIT_SECONDS)
+        self._process.wait(60)
 
     def _workers(self) -> set[int]:
         return {child.pid for child in psutil.Process(self._process.pid).children()}
@@ -94,21 +88,14 @@ class Proxy:
 
 
 @contextmanager
-def proxy(directory: Path, targets: Sequence[str], certificates: Path | None = None) -> Iterator[Proxy]:
+def run_nginx(directory: Path, targets: Sequence[str], certificates: Path | None = None) -> Iterator[Nginx]:
     """An nginx before these servers, HOST:PORT each; with a directory of tls.crt and tls.key it speaks TLS.
 
     With ca.crt there too it wants client certificates.
     """
-    running = Proxy(directory, targets, certificates)
+    running = Nginx(directory, targets, certificates)
     try:
         running.wait_until_listening()
         yield running
     finally:
         running.stop()
-
-
-def _wait_for(is_so: Callable[[], bool], log: Path) -> None:
-    give_up_at = time.monotonic() + _WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < give_up_at, f"nginx has not done it:\n{log.read_text()}"
-        time.sleep(0.01)
