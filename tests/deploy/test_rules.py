@@ -103,9 +103,10 @@ def test_a_rule_reads_only_what_is_exported_or_recorded(rule: Rule) -> None:
 
 
 @each_rule
-def test_a_rule_reads_the_servers_series_of_one_job(rule: Rule) -> None:
+def test_a_rule_reads_series_of_one_job(rule: Rule) -> None:
+    """Recorded ones too: two releases in one Prometheus have the rules twice, and each is to mind its own."""
     for selector in selectors(rule.expression):
-        assert ('job="mhsa-serve"' in selector.matchers) == (selector.name in exported_names()), selector
+        assert 'job="mhsa-serve"' in selector.matchers, selector
 
 
 @each_rule
