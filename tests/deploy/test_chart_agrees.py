@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import grpc
 import pytest
@@ -15,7 +16,7 @@ import yaml
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from service.config import parse_settings, setting_rows
+from service.config import Settings, parse_settings, setting_rows
 from service.healthcheck import READY
 from service.server import HEALTH_NAMES
 from service.servicers.health import PROCESS
@@ -27,6 +28,11 @@ from tests.integration.server_process import TestedServer, write_certificate
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 TLS: Values = {"tls": {"secretName": "certificate"}}
+# As numbers or, since people quote large ones, as text.
+_NUMBERS: dict[Any, dict[str, Any]] = {
+    int: {"type": ["integer", "string"], "pattern": "^[0-9]+$"},
+    float: {"type": ["number", "string"], "pattern": r"^[0-9]+(\.[0-9]+)?$"},
+}
 
 
 def test_the_server_takes_the_charts_arguments_and_reads_in_them_what_the_values_say() -> None:
@@ -61,6 +67,20 @@ def test_settings_are_all_that_the_server_has_and_the_chart_does_not_set_itself(
     offered = schema["propertyNames"]["enum"]
     flags = ["--" + re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", name) for name in offered]
     assert flags == [row.flag for row in setting_rows() if row.flag not in own], "values.schema.json: settings"
+
+
+def test_settings_take_what_the_server_takes() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]
+    wanted: dict[str, Any] = {}
+    for field, hint in get_type_hints(Settings).items():
+        name = re.sub("_(.)", lambda letter: letter[1].upper(), field)
+        if get_origin(hint) is Literal:
+            wanted[name] = {"enum": list(get_args(hint))}
+        elif hint in _NUMBERS:
+            wanted[name] = _NUMBERS[hint]
+        else:
+            wanted[name] = {"type": "string"}
+    assert schema["properties"] == {name: wanted[name] for name in schema["propertyNames"]["enum"]}
 
 
 def test_images_and_user_are_those_that_the_dockerfile_and_compose_make() -> None:

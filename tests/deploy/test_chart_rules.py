@@ -57,6 +57,14 @@ def test_objectives_are_the_values() -> None:
     assert set(re.findall(r'le="([^"]*)"', slow)) == {"0.25"}
 
 
+def test_alerts_have_the_severities_that_the_clusters_routes_know() -> None:
+    def severities(monitoring: Values) -> set[str]:
+        return {rule["labels"]["severity"] for g in groups(monitoring) for rule in g["rules"] if "alert" in rule}
+
+    assert severities({}) == {"page", "ticket"}
+    assert severities({"severities": {"page": "critical", "ticket": "warning"}}) == {"critical", "warning"}
+
+
 def test_thresholds_are_the_edges_of_the_buckets() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     objectives = schema["properties"]["monitoring"]["properties"]["objectives"]["properties"]

@@ -222,6 +222,13 @@ def test_the_notes_name_the_headless_service() -> None:
     assert 'EncoderClient("dns:///mhsa-serve-headless.default.svc:8001")' in notes
 
 
+def test_the_notes_show_a_call_that_the_server_takes() -> None:
+    notes = texts({"tls": {"secretName": "cert"}, "auth": {"secretName": "tokens"}})["mhsa-serve/templates/NOTES.txt"]
+    assert 'svc:8001", credentials=grpc.ssl_channel_credentials(ca), token=token)' in notes
+    assert "The certificate in cert must be for mhsa-serve-headless.default.svc" in notes
+    assert "credentials" not in texts()["mhsa-serve/templates/NOTES.txt"]
+
+
 REFUSED: list[tuple[Values, str]] = [
     ({"model": {"pvc": {"claimName": ""}}}, "set model.pvc.claimName to the claim"),
     ({"model": {"source": "init"}}, "set model.init.image to the image"),
@@ -248,6 +255,8 @@ REFUSED: list[tuple[Values, str]] = [
     ({"monitoring": {"runbookBase": "https://example.com"}}, "at '/monitoring/runbookBase': .* does not match pattern"),
     ({"settings": {"maxBatchToken": 4}}, "invalid propertyName 'maxBatchToken'"),
     ({"settings": {"grpcPort": 9000}}, "invalid propertyName 'grpcPort'"),
+    ({"settings": {"logFormat": "yaml"}}, "at '/settings/logFormat': value must be one of 'text', 'json'"),
+    ({"settings": {"maxQueuedTokens": "many"}}, "at '/settings/maxQueuedTokens': 'many' does not match pattern"),
     ({"replicaCount": 3}, "additional properties 'replicaCount' not allowed"),
     ({"tls": {"secret": "a"}}, "at '/tls': additional properties 'secret' not allowed"),
 ]
@@ -305,5 +314,7 @@ def test_the_readmes_examples_render() -> None:
     examples = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(examples) >= 4
     for example in examples:
-        for found in objects(yaml.safe_load(example)):
+        values = yaml.safe_load(example)
+        assert "model" in values, "as it stands nothing could be installed with it"
+        for found in objects(values):
             assert errors(found, "1.37") == []
