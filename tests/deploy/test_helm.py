@@ -128,6 +128,34 @@ def test_names_fit_however_long_the_release_is_called() -> None:
         assert len(found["metadata"]["name"]) <= 63
 
 
+@pytest.mark.parametrize("release", ["team.search-v1.2", "a-release-that-is-cut-between-its-two-dashes-----x"])
+def test_names_are_those_of_services_whatever_helm_takes_for_a_release(release: str) -> None:
+    for found in objects(release=release):
+        assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", found["metadata"]["name"])
+
+
+def test_a_release_whose_name_no_service_can_have_is_refused() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"2nd-mhsa-serve cannot be .*: set fullnameOverride"):
+        objects(release="2nd")
+
+
+def test_a_smaller_limit_is_not_less_than_what_is_reserved() -> None:
+    """Kubernetes would refuse the pods. Without requests it takes the limits."""
+    resources = container({"resources": {"limits": {"cpu": "500m"}}})["resources"]
+    assert resources == {"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {}}
+
+
+def test_the_chart_renders_without_any_resources() -> None:
+    assert "resources" in container({"resources": None, "settings": {"threads": 2}})
+
+
+def test_helms_own_test_may_call_where_callers_are_named() -> None:
+    policy = one("NetworkPolicy", {"networkPolicy": {"grpcFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}]}})
+    labels = one("Pod", name="mhsa-serve-test")["metadata"]["labels"]
+    callers, _ = policy["spec"]["ingress"]
+    assert any(peer["podSelector"]["matchLabels"].items() <= labels.items() for peer in callers["from"])
+
+
 def test_selectors_find_the_servers_pods_and_no_others() -> None:
     found = objects({"monitoring": {"serviceMonitor": "always"}})
     labels = one("Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -244,6 +272,20 @@ REFUSED: list[tuple[Values, str]] = [
     ({"extraArgs": ["--grpc-port=9000"]}, "extraArgs has --grpc-port=9000: set ports.grpc"),
     ({"extraArgs": ["--models", "/a"]}, "extraArgs has --models: set model"),
     ({"extraEnv": [{"name": "MHSA_DRAIN_SECONDS", "value": "1"}]}, "set shutdown.drainSeconds"),
+    ({"extraArgs": ["--threads=9"]}, "extraArgs has --threads=9: set resources.limits.cpu"),
+    ({"extraEnv": [{"name": "MHSA_THREADS", "value": "9"}]}, "MHSA_THREADS: set resources.limits.cpu"),
+    ({"settings": {"logLevel": "debug"}, "extraArgs": ["--log-level", "info"]}, "set settings.logLevel"),
+    ({"settings": {"host": "127.0.0.1"}}, "neither callers nor the kubelet's probes would reach the server"),
+    (
+        {
+            "autoscaling": {"hpa": {"enabled": True}},
+            "resources": {"limits": {"cpu": None}},
+            "settings": {"threads": 2},
+        },
+        "set resources.requests.cpu, or autoscaling.cpuPercent to null",
+    ),
+    ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "invalid propertyName 'app.kubernetes.io/name'"),
+    ({"podDisruptionBudget": {"maxUnavailable": "0%"}}, "'0%' does not match pattern"),
     ({"ports": {"metrics": 8001}}, "ports.grpc and ports.metrics are the same port"),
     ({"ports": {"grpc": 80}}, "at '/ports/grpc': minimum: got 80, want 1,024"),
     ({"user": 0}, "at '/user': minimum: got 0, want 1"),
@@ -281,7 +323,7 @@ def test_the_package_holds_every_file_that_a_release_needs(tmp_path: Path) -> No
 
 
 # Maps whose keys are the users': one value each.
-FREE = ("resources.requests", "resources.limits", "monitoring.dashboardLabels")
+FREE = ("resources.limits", "monitoring.dashboardLabels")
 
 
 def leaves(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,8 @@
 {{- include "mhsa.checks.threads" . -}}
 {{- include "mhsa.checks.shutdown" . -}}
 {{- include "mhsa.checks.scaling" . -}}
+{{- include "mhsa.checks.names" . -}}
+{{- include "mhsa.checks.host" . -}}
 {{- include "mhsa.checks.arguments" . -}}
 {{- if eq (int64 .Values.ports.grpc) (int64 .Values.ports.metrics) -}}
 {{- fail "ports.grpc and ports.metrics are the same port" -}}
@@ -27,12 +29,16 @@
 
 {{/* The server takes its number of threads from the CPU quota; a second number would one day contradict it. */}}
 {{- define "mhsa.checks.threads" -}}
-{{- $limit := dig "limits" "cpu" "" .Values.resources -}}
+{{- $limit := include "mhsa.cpuLimit" . -}}
 {{- if and $limit .Values.settings.threads -}}
 {{- fail "settings.threads and resources.limits.cpu are both set: the server takes its threads from the limit; remove settings.threads" -}}
 {{- else if not (or $limit .Values.settings.threads) -}}
 {{- fail "resources.limits.cpu is not set: the server would take every CPU of the node; set it, or settings.threads" -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "mhsa.cpuLimit" -}}
+{{- with .Values.resources -}}{{- with .limits -}}{{- with .cpu -}}{{ . }}{{- end -}}{{- end -}}{{- end -}}
 {{- end -}}
 
 {{- define "mhsa.checks.shutdown" -}}
@@ -50,6 +56,28 @@
 {{- end -}}
 {{- if gt (int64 .minReplicas) (int64 .maxReplicas) -}}
 {{- fail (printf "autoscaling.minReplicas %d is more than maxReplicas %d" (int64 .minReplicas) (int64 .maxReplicas)) -}}
+{{- end -}}
+{{- if and (or .hpa.enabled .keda.enabled) .cpuPercent (not $.Values.gpu.enabled) -}}
+{{- if not (or (include "mhsa.cpuLimit" $) (dig "requests" "cpu" "" (default dict $.Values.resources))) -}}
+{{- fail "autoscaling.cpuPercent is a part of the CPU request, and there is none: set resources.requests.cpu, or autoscaling.cpuPercent to null" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A Service's name is a label of DNS that begins with a letter; dots of the release's name have become dashes. */}}
+{{- define "mhsa.checks.names" -}}
+{{- $name := include "mhsa.fullname" . -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $name) -}}
+{{- fail (printf "%s cannot be the name of a Service, which begins with a letter: set fullnameOverride" $name) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The kubelet asks at the pod's address. */}}
+{{- define "mhsa.checks.host" -}}
+{{- with .Values.settings.host -}}
+{{- if regexMatch "^(localhost|127[.].*|::1)$" . -}}
+{{- fail (printf "settings.host is %s: neither callers nor the kubelet's probes would reach the server; leave it out, or set it to :: for IPv6" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -81,4 +109,10 @@
 --tls-cert: tls.secretName
 --tls-key: tls.secretName
 --auth-token-file: auth.secretName
+{{- range $name, $_ := .Values.settings }}
+--{{ kebabcase $name }}: settings.{{ $name }}
+{{- end }}
+{{- if and (include "mhsa.cpuLimit" .) (not (hasKey .Values.settings "threads")) }}
+--threads: resources.limits.cpu
+{{- end }}
 {{- end -}}

@@ -6,11 +6,17 @@
 {{- define "mhsa.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $joined := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
-{{- default $joined .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- regexReplaceAll "-+$" (default $joined .Values.fullnameOverride | replace "." "-" | trunc 50) "" -}}
 {{- end -}}
 
 {{- define "mhsa.selector" -}}
 app.kubernetes.io/name: {{ include "mhsa.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* Of the pod of `helm test`, to which no Service is to lead. */}}
+{{- define "mhsa.testSelector" -}}
+app.kubernetes.io/name: {{ include "mhsa.name" . }}-test
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 

@@ -19,7 +19,7 @@ readOnlyRootFilesystem: true
 {{- end -}}
 
 {{- define "mhsa.resources" -}}
-{{- $resources := deepCopy .Values.resources -}}
+{{- $resources := deepCopy (default dict .Values.resources) -}}
 {{- if .Values.gpu.enabled -}}
 {{- $limits := merge (dict .Values.gpu.resource 1) (default dict $resources.limits) -}}
 {{- $_ := set $resources "limits" $limits -}}
