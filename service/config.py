@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from service.caller_weights import parse_weights
 from service.errors import StartupError
+from service.version import installed_version
 
 Device = Literal["auto", "cpu", "cuda"]
 PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
@@ -185,6 +186,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         epilog="Other commands, each with its own --help: mhsa-serve calibrate, mhsa-serve healthcheck.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     add_flags(parser, [f.name for f in _fields()])
     return settings_from(vars(parser.parse_args(arguments)), environment)
 
@@ -237,6 +239,22 @@ def _is_endpoint(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", url)
+
+
+def changed(settings: Settings) -> dict[str, str]:
+    """What was told in place of a default, by flag: for the log. No setting is a secret; some name files of secrets."""
+    values = {f.name: getattr(settings, f.name) for f in _fields()}
+    return {flag(f.name): _shown(values[f.name]) for f in _fields() if values[f.name] != _default(f)}
+
+
+def _default(f: "dataclasses.Field[Any]") -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={weight:g}" for name, weight in value.items())
+    return re.sub("//[^/]*@", "//", str(value))  # a collector's address may have a password in it
 
 
 def _is_link(name: str, text: str) -> bool:

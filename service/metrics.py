@@ -16,6 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from service.cost_metrics import CostMetrics
 from service.errors import RequestError
+from service.version import installed_version
 
 # 1 ms to 10 s: a run takes 3 ms to 100 ms on the machines this was measured on, an overloaded queue seconds.
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -48,6 +49,8 @@ class Metrics:
         self.registry = registry
         self._reasons: tuple[str, ...] = ()
         ProcessCollector(registry=registry)
+        self.build_info = Gauge("mhsa_build_info", "1, with the server's release.", ("release",), registry=registry)
+        self.build_info.labels(installed_version()).set(1)
         self.requests = Counter(
             "mhsa_requests",
             "Requests by method and gRPC code; each request of a stream counts.",

@@ -26,7 +26,7 @@ from protos import encoder_pb2, open_inference_pb2
 from protos.encoder_pb2_grpc import add_EncoderServiceServicer_to_server
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from service.callers import read_callers
-from service.config import Settings
+from service.config import Settings, changed
 from service.errors import StartupError
 from service.interceptors import RequestInterceptor
 from service.loading import load_model
@@ -41,6 +41,7 @@ from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
 from service.servicers.reflection import reflection_servicer
 from service.tls import ServedCertificate
+from service.version import installed_version
 
 if TYPE_CHECKING:
     from service.tracing import Tracing
@@ -86,6 +87,9 @@ class Server:
     async def start(self) -> None:
         """Listen, NOT_SERVING. Raises `StartupError` when a port or a certificate cannot be had."""
         settings = self._settings
+        release, told = installed_version(), changed(settings)
+        facts = fields(event="starting", release=release, settings=told)
+        log.info("mhsa-serve %s, %s", release, " ".join(f"{name} {value}" for name, value in told.items()), extra=facts)
         try:
             self._page.start()
         except OSError as error:

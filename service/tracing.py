@@ -15,7 +15,6 @@ exporter's queue are the SDK's own OTEL_ variables.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Self
 
 from opentelemetry.context import Context
@@ -28,6 +27,8 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer, set_s
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
+
+from service.version import installed_version
 
 # Source: OpenTelemetry's semantic conventions for gRPC servers; other codes are the caller's doing.
 _SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
@@ -169,9 +170,6 @@ def _tracer(provider: TracerProvider, processor: SpanProcessor) -> Tracer:
 
 
 def _resource() -> Resource:
-    try:
-        found = Resource.create({SERVICE_VERSION: version("mhsa-serve")})
-    except PackageNotFoundError:  # run from a source tree
-        found = Resource.create()
+    found = Resource.create({SERVICE_VERSION: installed_version()})
     is_named = not str(found.attributes[SERVICE_NAME]).startswith("unknown_service")
     return found if is_named else found.merge(Resource({SERVICE_NAME: "mhsa-serve"}))

@@ -5,7 +5,6 @@ UNAVAILABLE makes KServe's client repeat the question three times. A name or ver
 """
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -18,6 +17,7 @@ from service.logs import caller, name_model
 from service.repository import Repository
 from service.request import Limits
 from service.servicers.call import arrival_and_deadline, trace
+from service.version import installed_version
 
 SERVER_NAME = "mhsa-serve"
 # Triton's word for an ONNX graph run by ONNX Runtime; clients compare it.
@@ -34,7 +34,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._version = _installed_version()
+        self._version = installed_version()
 
     async def ServerLive(self, _request: pb.ServerLiveRequest, _context: _Context) -> pb.ServerLiveResponse:
         """Whether the process is worth keeping: it is, unless an engine is dead."""
@@ -90,10 +90,3 @@ def _outputs(limits: Limits) -> Sequence[_Tensor]:
         _Tensor(name=pooled, datatype="FP32", shape=[-1, limits.output_size]),
         _Tensor(name=tokens, datatype="FP32", shape=[-1, -1, limits.hidden_size]),
     ]
-
-
-def _installed_version() -> str:
-    try:
-        return version("mhsa-serve")
-    except PackageNotFoundError:  # run from a source tree
-        return "unknown"

@@ -173,7 +173,7 @@ def test_each_step_of_a_life_is_a_line_and_in_json_an_object(tiny_bundle: Path) 
         lines = [json.loads(line) for line in server.log().splitlines()]
     events = [line["event"] for line in lines if "event" in line]
     loading = ["loading", "calibrated", "loaded"]
-    assert events == ["listening", *loading, "serving", "leaving", "draining", "stopped"]
+    assert events == ["starting", "listening", *loading, "serving", "leaving", "draining", "stopped"]
     assert all(line.keys() >= {"ts", "level", "logger", "message"} for line in lines)
     loaded = lines[[line.get("event") for line in lines].index("loaded")]
     assert (loaded["model"], loaded["version"], loaded["precision"]) == ("tiny", "1", "fp32")

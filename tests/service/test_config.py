@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.config import Settings, flag, parse_settings, setting_rows, variable
+from service.config import Settings, changed, flag, parse_settings, setting_rows, variable
 from service.errors import StartupError
 
 MODELS = ["--models", "/models"]
@@ -223,6 +223,19 @@ def test_a_variable_that_is_no_setting_is_refused_by_name(name: str) -> None:
 
 def test_the_value_of_an_unknown_variable_is_not_repeated() -> None:
     assert "hunter2" not in refusal(MODELS, {"MHSA_TOKEN": "hunter2"})
+
+
+def test_the_log_shows_what_differs_from_the_defaults_and_no_password() -> None:
+    endpoint = "http://user:hunter2@collector:4317"
+    arguments = ["--models", "m", "--threads", "2", "--grpc-port", "8001", "--otlp-endpoint", endpoint]
+    settings = parse_settings(arguments, {"MHSA_TENANT_WEIGHTS": "acme=3,globex=0.5", "MHSA_FAIRNESS": "tenant"})
+    assert changed(settings) == {
+        "--models": "m",
+        "--threads": "2",
+        "--fairness": "tenant",
+        "--tenant-weights": "acme=3,globex=0.5",
+        "--otlp-endpoint": "http://collector:4317",
+    }
 
 
 def test_other_programs_variables_are_none_of_ours() -> None:

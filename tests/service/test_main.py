@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.__main__ import _COMMANDS
+from service.version import installed_version
 
 
 @pytest.mark.parametrize("words", [["--models"], ["calibrate"]])
@@ -24,6 +25,11 @@ def test_help_names_every_setting_and_needs_no_models() -> None:
     done = subprocess.run([sys.executable, "-m", "service", "--help"], capture_output=True, text=True, check=True)
     assert "--max-queued-tokens" in done.stdout
     assert "MHSA_MAX_QUEUED_TOKENS" in done.stdout
+
+
+def test_the_release_is_told() -> None:
+    done = subprocess.run([sys.executable, "-m", "service", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mhsa-serve {installed_version()}\n"
 
 
 def test_help_names_the_other_commands() -> None:

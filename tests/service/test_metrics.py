@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from service.errors import DeadlineError
 from service.metrics import BOUNDS, Metrics
+from service.version import installed_version
 
 METHODS, CODES, REASONS = (
     ("EncoderService/Encode", "GRPCInferenceService/ModelInfer"),
@@ -54,7 +55,7 @@ def metrics() -> Metrics:
 def families(metrics: Metrics) -> list[Metric]:
     """Our own families; the rest are the process collector's, named by its convention."""
     found = [family for family in metrics.registry.collect() if not family.name.startswith("process_")]
-    assert len(found) == 35
+    assert len(found) == 36
     return found
 
 
@@ -102,6 +103,7 @@ def test_every_label_is_a_plain_word(metrics: Metrics) -> None:
         "method",
         "code",
         "reason",
+        "release",
         "model",
         "version",
         "provider",
@@ -220,6 +222,10 @@ def test_readiness_is_asked_at_each_scrape(metrics: Metrics) -> None:
     metrics.of_model("tiny", "3").watch_ready(answers.pop)
     assert value(metrics, "mhsa_model_ready", **MODEL) == 0
     assert value(metrics, "mhsa_model_ready", **MODEL) == 1
+
+
+def test_the_release_is_a_label(metrics: Metrics) -> None:
+    assert value(metrics, "mhsa_build_info", release=installed_version()) == 1
 
 
 def test_without_tls_no_certificate_expires(metrics: Metrics) -> None:
