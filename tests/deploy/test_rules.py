@@ -88,6 +88,16 @@ def test_no_runbook_has_outlived_its_alert() -> None:
     assert headings == {alert.name for alert in alerting_rules()}
 
 
+def test_what_the_runbooks_quote_from_the_log_is_logged() -> None:
+    """A quote is two words or more in the log's own case; N and cuda stand for what is filled in."""
+    runbooks = GUIDE.read_text().partition("### Alerts")[2].partition("## Kubernetes")[0]
+    quoted = {" ".join(text.split()) for text in re.findall(r"`((?:a|the|cuda) [^`]+)`", runbooks)}
+    sources = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
+    logged = re.sub(r"%\w", "*", re.sub(r'"\s*\n\s*"', "", sources))
+    assert len(quoted) >= 4
+    assert {text for text in quoted if re.sub(r"\bN\b|\bcuda\b", "*", text) not in logged} == set()
+
+
 @each_alert
 def test_an_alerts_text_uses_only_labels_that_it_has(alert: Rule) -> None:
     used = set(re.findall(r"\$labels\.(\w+)", " ".join(alert.annotations.values())))
