@@ -8,12 +8,15 @@ shown, as the kubelet does. An expired one fails: no client can call then.
 """
 
 import argparse
+import ipaddress
+import math
 import os
 import socket
 import ssl
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -46,36 +49,63 @@ def check(target: str, service: str, *, is_tls: bool, seconds: float) -> None:
     """Raises `NotServingError` unless `service` is SERVING at `target`, HOST:PORT, within so many seconds."""
     # A proxy for the outside world has no way to a container's own loopback.
     options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+    left = _countdown(seconds)
     try:
         if is_tls:
-            certificate, name = _shown_certificate(target, seconds)
+            certificate, name = _shown_certificate(target, left)
             options.append(("grpc.ssl_target_name_override", name))
             credentials = grpc.ssl_channel_credentials(certificate.encode())
             channel = grpc.secure_channel(target, credentials, options)
         else:
             channel = grpc.insecure_channel(target, options)
         with channel:
-            answer = HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=seconds)
+            answer = HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=left())
     except grpc.RpcError as error:
         raise NotServingError(f"{target}: {error.code().name}: {error.details()}") from None
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second: what cannot be a host's name
         raise NotServingError(f"{target}: {error}") from None
     if answer.status != HealthCheckResponse.SERVING:
         raise NotServingError(f"{target}: {HealthCheckResponse.ServingStatus.Name(answer.status)}")
 
 
-def _shown_certificate(target: str, seconds: float) -> tuple[str, str]:
+def _countdown(seconds: float) -> Callable[[], float]:
+    """What is left of it, for one step after the other. Raises `TimeoutError` when nothing is."""
+    end = time.monotonic() + seconds
+
+    def left() -> float:
+        if (remaining := end - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        return remaining
+
+    return left
+
+
+def _shown_certificate(target: str, left: Callable[[], float]) -> tuple[str, str]:
     """The certificate of the server, and a name that it is good for. Raises `OSError`."""
     host, _, port = target.rpartition(":")
     address = (host.strip("[]"), int(port))
-    shown = ssl.get_server_certificate(address, timeout=seconds)
+    shown = ssl.get_server_certificate(address, timeout=left())
     context = ssl.create_default_context(cadata=shown)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever signed it does not matter
-    with socket.create_connection(address, seconds) as plain, context.wrap_socket(plain) as connection:
-        decoded = connection.getpeercert() or {}
-    names = [entry[1] for entry in decoded.get("subjectAltName", ())]
-    return shown, str(names[0]) if names else ""
+    with socket.create_connection(address, left()) as plain, context.wrap_socket(plain) as connection:
+        return shown, _a_name_of(connection.getpeercert() or {})
+
+
+def _a_name_of(certificate: Mapping[str, Any]) -> str:  # Any: as Python decodes certificates
+    """One that gRPC finds in it: a host's, an address, or the old common name; it knows no others, as URIs are."""
+    names = [name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS" and name != "*"]
+    names += [
+        str(ipaddress.ip_address(name)) for kind, name in certificate.get("subjectAltName", ()) if kind == "IP Address"
+    ]
+    names += [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return str(names[0]) if names else ""
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := float(text)) < math.inf:
+        raise ValueError
+    return seconds
 
 
 def _parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
@@ -90,7 +120,7 @@ def _parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse
         default=READY,
         help="health service to ask for; '' is whether the process lives (default: %(default)s, whether it serves)",
     )
-    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument("--timeout", type=_seconds, default=3.0, metavar="SECONDS", help="default: %(default)s")
     parser.add_argument(
         "--tls",
         action="store_true",

@@ -1,13 +1,16 @@
 """The check of a server's health, against real gRPC servers."""
 
 import datetime
+import itertools
 import re
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from unittest import mock
 
 import grpc
 import pytest
@@ -108,11 +111,61 @@ def test_a_proxy_is_not_for_the_server_beside(monkeypatch: pytest.MonkeyPatch) -
         assert main(["--target", target], {}) == 0
 
 
-@pytest.mark.parametrize("names", [["a.example.com"], ["*.example.com"], ["10.1.2.3"], ["a.example", "b.example"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.example.com"],
+        ["*.example.com"],
+        ["10.1.2.3"],
+        ["2001:db8::1"],
+        ["a.example", "b.example"],
+        ["somebody@example.com", "a.example"],
+    ],
+)
 def test_tls_is_spoken_whatever_the_certificate_names(names: list[str]) -> None:
     with serving(tls(*names)) as target:
         assert main(["--target", target], {"MHSA_TLS_CERT": "/run/tls.crt"}) == 0
         assert main(["--target", target, "--tls"], {}) == 0
+
+
+def test_a_certificate_with_nothing_but_a_common_name_will_do() -> None:
+    leaf = trustme.CA().issue_cert(common_name="encoder")
+    pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
+    with serving(grpc.ssl_server_credentials([pair])) as target:
+        assert main(["--target", target, "--tls"], {}) == 0
+
+
+def test_every_step_has_only_what_the_steps_before_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a check with TLS could take three times its timeout, and the container's engine would kill it."""
+    given: list[float] = []
+    clock = itertools.count(100)
+    monkeypatch.setattr("service.healthcheck.time", mock.Mock(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: mock.MagicMock(verify_flags=0))
+
+    def show(_address: object, timeout: float) -> str:
+        given.append(timeout)
+        return ""
+
+    def connect(_address: object, timeout: float) -> socket.socket:
+        given.append(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(ssl, "get_server_certificate", show)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert main(["--target", "127.0.0.1:1", "--tls", "--timeout", "5"], {}) == 1
+    assert given == [4, 3]
+
+
+@pytest.mark.parametrize("flags", [[], ["--tls"]])
+def test_what_is_no_host_is_1_and_one_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--target", f"{'a' * 70}.example:1", *flags], {}) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_that_is_none_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--timeout", seconds], {}) == 1
+    assert "--timeout" in capsys.readouterr().err
 
 
 def test_an_expired_certificate_is_1(capsys: pytest.CaptureFixture[str]) -> None:
