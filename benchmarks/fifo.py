@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from service.__main__ import main
 from service.admission import Bounds
+from service.cost_model import Sample
 from service.cost_tracker import CostTracker
 from service.errors import QueueFullError
 from service.lane import Entry
@@ -79,7 +80,7 @@ class Fifo:
     def finish(self, taken: Taken) -> None:
         """Nothing: it keeps no count of what runs."""
 
-    def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float, *, is_alone: bool) -> None:
+    def observe(self, run: Sample, *, is_alone: bool) -> None:
         """Nothing: it predicts nothing."""
 
     def stop_waiting(self) -> None:

@@ -21,6 +21,7 @@ from benchmarks.arrivals import Arrival
 from benchmarks.devices import Device
 from benchmarks.outcomes import Outcome, Tally, Window
 from service.admission import Bounds
+from service.cost_model import Sample
 from service.cost_tracker import CostTracker
 from service.errors import DeadlineError, QueueFullError
 from service.request import Encoding, Request, TokenSequence
@@ -186,7 +187,7 @@ class _Simulation:
 
     def _finish(self, replica: Replica, taken: Taken, started: float) -> None:
         if not taken.is_alone or replica.device.num_runners == 1:
-            replica.queue.costs.observe(*_shape(taken), self.now - started)
+            replica.queue.costs.observe(Sample(*_shape(taken), self.now - started))
         replica.queue.finish(taken)
         for entry in taken.batch:
             request = entry.request

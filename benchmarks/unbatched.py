@@ -13,7 +13,8 @@ from unittest.mock import patch
 from service.__main__ import main
 from service.batcher import Batcher
 from service.cancellation import Cancellation
-from service.executor import Ran
+from service.cost_model import Sample
+from service.errors import EngineError
 from service.lane import Entry
 from service.request import Request
 
@@ -44,7 +45,7 @@ class Unbatched(Batcher):
             ended = self._executor.run([entry], alone=False, cancellation=Cancellation())
             self._loop.call_soon_threadsafe(self._settle, ended)
 
-    def _note_run(self, _ran: Ran) -> None:
+    def _note_run(self, _sample: Sample, _error: EngineError | None) -> None:
         """Nobody predicts anything here."""
 
 

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
+from service.cost_model import Sample
 from service.errors import DeadlineError, EngineError, RequestError, StoppedError, UnavailableError
-from service.executor import Ended, Executor, Ran, Runner
+from service.executor import Ended, Executor, Runner
 from service.metrics import ModelMetrics
 from service.request import Encoding, Request
 from service.runs import WATCH_SECONDS, Runs
@@ -208,16 +209,14 @@ class Batcher:
                     self._scheduler.drop(end.entry.request)
         return ended
 
-    def _note_run(self, ran: Ran) -> None:
+    def _note_run(self, sample: Sample, error: EngineError | None) -> None:
         with self._wakeup:
             run = self._runs.mine
-            run.note(ran)
-            if ran.error is None:
+            run.note(sample.num_tokens, error)
+            if error is None:
                 self._supervisor.note_success()
-                self._scheduler.observe(
-                    ran.num_sequences, ran.num_tokens, ran.longest, ran.seconds, is_alone=run.taken.is_alone
-                )
-            elif not isinstance(ran.error, StoppedError) or self._supervisor.is_overdue(ran.seconds, run.taken.seconds):
+                self._scheduler.observe(sample, is_alone=run.taken.is_alone)
+            elif not isinstance(error, StoppedError) or self._supervisor.is_overdue(sample.seconds, run.taken.seconds):
                 self._supervisor.note_fault()
 
     def _test(self) -> None:

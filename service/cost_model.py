@@ -34,6 +34,10 @@ class CostModel:
         """Predicted seconds of one run of B sequences with T tokens, the longest of S."""
         return self.per_run + self.per_token * num_tokens + self.per_pair * num_sequences * longest * longest
 
+    def drift(self, run: "Sample") -> float:
+        """Observed over predicted seconds of a run."""
+        return run.seconds / max(self.seconds(run.num_sequences, run.num_tokens, run.longest), LEAST_SECONDS)
+
     def scaled(self, factor: float) -> "CostModel":
         """Of a machine that takes so many times as long."""
         return CostModel(factor * self.per_run, factor * self.per_token, factor * self.per_pair)

@@ -13,6 +13,7 @@ Synchronous, without a clock or threads; the caller's lock guards `observe`, and
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median, quantiles
 
 from service.cost_model import LEAST_SECONDS, CostModel, Sample, fit
@@ -55,17 +56,15 @@ class CostTracker:
         self._on_refit = on_refit
         self._window: list[Sample] = []
 
-    def observe(
-        self, num_sequences: int, num_tokens: int, longest: int, seconds: float, *, is_urgent: bool = False
-    ) -> None:
+    def observe(self, run: Sample, *, is_urgent: bool = False) -> None:
         """One run of the kind that the model is of. Where it is `is_urgent`, a few are judged like a window."""
-        self._window.append(Sample(num_sequences, num_tokens, longest, max(seconds, LEAST_SECONDS)))
+        self._window.append(replace(run, seconds=max(run.seconds, LEAST_SECONDS)))
         if len(self._window) >= (FEW_RUNS if is_urgent else WINDOW_RUNS):
             self._judge(self._window)
             self._window = []
 
     def _judge(self, window: list[Sample]) -> None:
-        drifts = [_drift(self.cost, run) for run in window]
+        drifts = [self.cost.drift(run) for run in window]
         self.drift = median(drifts)
         self.worst_error = quantiles((abs(1 / drift - 1) for drift in drifts), n=10)[-1]
         is_off = abs(self.drift - 1) > MAX_DRIFT
@@ -82,15 +81,10 @@ class CostTracker:
 
     def _refitted(self, runs: list[Sample]) -> CostModel:
         scaled = self.cost.scaled(self.drift)
-        usable = [run for run in runs if 1 / _OUTLIER < _drift(scaled, run) < _OUTLIER]
+        usable = [run for run in runs if 1 / _OUTLIER < scaled.drift(run) < _OUTLIER]
         fitted = fit([*_predictions(scaled), *usable])
         # The fit is drawn to the fast runs of a noisy window: relative to itself, a slow one is never far off.
-        return fitted.scaled(median(_drift(fitted, run) for run in runs))
-
-
-def _drift(cost: CostModel, run: Sample) -> float:
-    """Observed over predicted seconds."""
-    return run.seconds / max(cost.seconds(run.num_sequences, run.num_tokens, run.longest), LEAST_SECONDS)
+        return fitted.scaled(median(fitted.drift(run) for run in runs))
 
 
 def _full_batch_seconds(cost: CostModel, max_batch_tokens: int) -> float:

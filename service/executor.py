@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from service.cancellation import Cancellation
+from service.cost_model import Sample
 from service.engine import Outputs, first_line
 from service.errors import EngineError, OutOfMemoryError, StoppedError
 from service.lane import Entry
@@ -46,15 +47,8 @@ class Ended:
     result: Encoding | EngineError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ran:
-    """One run of the engine: its shape, its seconds, and why it gave no answer."""
-
-    num_sequences: int
-    num_tokens: int
-    longest: int
-    seconds: float
-    error: EngineError | None
+# Gets each run of the engine, and why it gave no answer.
+OnRun = Callable[[Sample, EngineError | None], None]
 
 
 class Executor:
@@ -64,7 +58,7 @@ class Executor:
         self,
         engine: Runner,
         metrics: ModelMetrics,
-        on_run: Callable[[Ran], None],
+        on_run: OnRun,
         tracing: "ModelTracing | None" = None,
     ) -> None:
         self._engine = engine
@@ -146,7 +140,7 @@ class Executor:
         return outputs, finished - started
 
     def _tell(self, packed: PackedBatch, seconds: float, error: EngineError | None) -> None:
-        self._on_run(Ran(packed.num_sequences, packed.num_tokens, packed.longest, seconds, error))
+        self._on_run(Sample(packed.num_sequences, packed.num_tokens, packed.longest, seconds), error)
 
     def _trace(
         self,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from service.cancellation import Cancellation
-from service.errors import OutOfMemoryError
-from service.executor import Ran
+from service.errors import EngineError, OutOfMemoryError
 from service.scheduler import Taken
 from service.supervisor import Supervisor
 
@@ -25,11 +24,11 @@ class Run:
     most_tokens: int = 0
     lacked_memory: bool = False
 
-    def note(self, ran: Ran) -> None:
+    def note(self, num_tokens: int, error: EngineError | None) -> None:
         """A run of the engine for this batch, or for a part of it, is over."""
-        if ran.error is None:
-            self.most_tokens = max(self.most_tokens, ran.num_tokens)
-        elif isinstance(ran.error, OutOfMemoryError):
+        if error is None:
+            self.most_tokens = max(self.most_tokens, num_tokens)
+        elif isinstance(error, OutOfMemoryError):
             self.lacked_memory = True
 
 

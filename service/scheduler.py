@@ -8,13 +8,14 @@ urgent sequence (`urgency.py`) of those whose turn it is (`fair_queue.py`) and f
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from statistics import median
 from typing import NamedTuple
 
 from service.admission import Admission, Bounds
 from service.company import compose
+from service.cost_model import Sample
 from service.cost_tracker import CostTracker
 from service.errors import DeadlineError, QueueFullError
 from service.fair_queue import FairQueue
@@ -167,16 +168,16 @@ class Scheduler:
         self._distrusted_since = None
         self._is_probe = False
 
-    def observe(self, num_sequences: int, num_tokens: int, longest: int, seconds: float, *, is_alone: bool) -> None:
+    def observe(self, run: Sample, *, is_alone: bool) -> None:
         """What a run really took. The model is of a busy machine: one that had it to itself says only so much."""
         if is_alone and self._num_runners > 1:
-            predicted = self.costs.cost.seconds(num_sequences, num_tokens, longest)
-            self._alone_ratios.append(seconds / predicted)
+            ratio = self.costs.cost.drift(run)
+            self._alone_ratios.append(ratio)
             # With all of the machine it is at best so many times as fast: a model that says more is wrong.
-            seconds *= self._num_runners
-            if seconds >= predicted:
+            if ratio * self._num_runners >= 1:
                 return
-        self.costs.observe(num_sequences, num_tokens, longest, seconds, is_urgent=self._is_probe)
+            run = replace(run, seconds=run.seconds * self._num_runners)
+        self.costs.observe(run, is_urgent=self._is_probe)
 
     def stop_waiting(self) -> None:
         """From now on start what there is: nobody comes any more."""

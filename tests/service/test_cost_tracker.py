@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from service.cost_model import CostModel
+from service.cost_model import CostModel, Sample
 from service.cost_tracker import MAX_DRIFT, WINDOW_RUNS, CostTracker
 
 COST = CostModel(per_run=2e-3, per_token=1e-4, per_pair=3e-8)
@@ -24,7 +24,7 @@ def observe(tracker: CostTracker, factors: Sequence[float], shapes: Sequence[tup
     """One run for each factor, the shapes in turn; each takes so many times what the machine took at first."""
     for number, factor in enumerate(factors):
         shape = shapes[number % len(shapes)]
-        tracker.observe(*shape, factor * seconds(COST, *shape))
+        tracker.observe(Sample(*shape, factor * seconds(COST, *shape)))
 
 
 def of_a_window(seed: int, low: float, high: float) -> list[float]:
@@ -98,7 +98,7 @@ def test_whatever_is_observed_the_model_stays_finite_and_positive(
     tracker = CostTracker(COST, BUDGET)
     for _ in range(num_windows):
         for shape, factor in runs:
-            tracker.observe(*shape, factor * seconds(COST, *shape))
+            tracker.observe(Sample(*shape, factor * seconds(COST, *shape)))
     cost = tracker.cost
     assert np.isfinite([cost.per_run, cost.per_token, cost.per_pair, tracker.token_seconds, tracker.worst_error]).all()
     assert min(cost.per_run, cost.per_token, cost.per_pair) >= 0
@@ -147,7 +147,7 @@ def test_where_only_attention_slows_down_only_long_runs_are_predicted_slower() -
     shapes = [(1, 256, 256), (1, 512, 512), (8, 128, 16), (1, 384, 384)]
     for number in range(WINDOW_RUNS):
         shape = shapes[number % 4]
-        tracker.observe(*shape, seconds(slower, *shape))
+        tracker.observe(Sample(*shape, seconds(slower, *shape)))
     assert tracker.num_refits == 1
     for shape in shapes:
         assert tracker.cost.seconds(*shape) == pytest.approx(seconds(slower, *shape), rel=0.2)
@@ -184,7 +184,7 @@ def test_the_error_is_that_of_nine_runs_in_ten() -> None:
 def test_a_clock_that_sees_no_time_pass_does_no_harm() -> None:
     tracker = CostTracker(COST, BUDGET)
     for _ in range(2 * WINDOW_RUNS):
-        tracker.observe(1, 16, 16, 0.0)
+        tracker.observe(Sample(1, 16, 16, 0.0))
     assert tracker.cost.seconds(1, 16, 16) >= 0
     assert np.isfinite(tracker.drift)
 

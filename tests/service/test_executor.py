@@ -40,7 +40,7 @@ class Bench:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry).of_model("m", "1")
         tracing = self.traces.tracing.of_model("m", "1")
-        self._executor = Executor(SummingEngine(), metrics, lambda _: None, tracing)
+        self._executor = Executor(SummingEngine(), metrics, lambda _sample, _error: None, tracing)
 
     def run(self, *requests: Request) -> None:
         """All sequences of the requests in one batch."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from service.bundle import GOLDEN, MANIFEST, Golden, GraphFacts, graph_file, write_golden, write_manifest
 from service.config import Settings
+from service.cost_model import Sample
 from service.cost_tracker import WINDOW_RUNS
 from service.engine import Engine
 from service.errors import BundleError, EngineError, StartupError
@@ -145,7 +146,7 @@ async def test_runs_that_take_longer_than_predicted_change_the_model_the_metrics
     costs = loaded.batcher._scheduler.costs
     with caplog.at_level("INFO"):
         for _ in range(WINDOW_RUNS):
-            costs.observe(1, 8, 8, 3 * costs.cost.seconds(1, 8, 8))
+            costs.observe(Sample(1, 8, 8, 3 * costs.cost.seconds(1, 8, 8)))
     await loaded.batcher.stop()
     labels = {"model": "tiny", "version": "1"}
     assert metrics.registry.get_sample_value("mhsa_cost_refits_total", labels) == 1

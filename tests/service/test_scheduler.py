@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.admission import Bounds
-from service.cost_model import CostModel
+from service.cost_model import CostModel, Sample
 from service.cost_tracker import FEW_RUNS, WINDOW_RUNS, CostTracker
 from service.errors import DeadlineError
 from service.request import Priority, Request, TokenSequence
@@ -319,13 +319,13 @@ class TestDeadlines:
     def test_runs_alone_that_were_faster_than_a_right_model_allows_correct_it(self) -> None:
         queue = scheduler(runners=2)
         for _ in range(WINDOW_RUNS):
-            queue.observe(1, 9, 9, 1.0, is_alone=True)  # predicted 10 s, so 5 s at best
+            queue.observe(Sample(1, 9, 9, 1.0), is_alone=True)  # predicted 10 s, so 5 s at best
         assert queue.costs.cost.seconds(1, 9, 9) == pytest.approx(2.0)
 
     def test_runs_alone_that_a_right_model_allows_do_not(self) -> None:
         queue = scheduler(runners=2)
         for _ in range(WINDOW_RUNS):
-            queue.observe(1, 9, 9, 6.0, is_alone=True)
+            queue.observe(Sample(1, 9, 9, 6.0), is_alone=True)
         assert queue.costs.cost.seconds(1, 9, 9) == pytest.approx(10.0)
 
     def test_an_idle_machine_is_predicted_by_runs_that_had_it_to_themselves(self) -> None:
@@ -333,7 +333,7 @@ class TestDeadlines:
         with pytest.raises(DeadlineError, match="done in 5000 ms"):
             queue.put(request(9, deadline=4.0), 0.0)
         for _ in range(9):
-            queue.observe(1, 9, 9, 8.0, is_alone=True)
+            queue.observe(Sample(1, 9, 9, 8.0), is_alone=True)
         with pytest.raises(DeadlineError, match="done in 8000 ms"):
             queue.put(request(9, deadline=7.0), 0.0)
 
@@ -345,7 +345,7 @@ class TestDeadlines:
             now += TRUST_SECONDS
             queue.put(request(9, arrival=now, deadline=now + 5.0), now)
             decision = queue.take(now)
-            queue.observe(1, 9, 9, 1.0, is_alone=True)
+            queue.observe(Sample(1, 9, 9, 1.0), is_alone=True)
             queue.finish(decision)
         queue.put(request(9, arrival=now, deadline=now + 5.0), now)
         assert queue.costs.cost.seconds(1, 9, 9) == pytest.approx(1.0)
