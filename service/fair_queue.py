@@ -57,8 +57,7 @@ class FairQueue:
         missing = self._lookahead
         for priority in self._classes():
             for lanes in self._ranked(priority):
-                firsts = [lane.first(missing) for lane in lanes]
-                group = firsts[0] if len(firsts) == 1 else list(islice(merge(*firsts), missing))
+                group = list(islice(merge(*(lane.living() for lane in lanes)), missing))
                 groups.append(group)
                 missing -= len(group)
                 if not missing:
@@ -70,15 +69,15 @@ class FairQueue:
         head = batch[0].request
         self._age(head.priority)
         self._virtual[head.priority] = max(self._virtual[head.priority], self._lanes[head.priority][head.caller].served)
-        taken: defaultdict[tuple[Priority, str], set[int]] = defaultdict(set)
+        taken: defaultdict[tuple[Priority, str], set[Entry]] = defaultdict(set)
         for entry in batch:
             request = entry.request
             self._lanes[request.priority][request.caller].take(entry)
-            taken[request.priority, request.caller].add(entry.order)
+            taken[request.priority, request.caller].add(entry)
             self.num_sequences -= 1
             self.num_tokens -= entry.sequence.num_tokens
-        for (priority, caller), orders in taken.items():
-            self._lanes[priority][caller].remove(orders, self._lookahead)
+        for (priority, caller), entries in taken.items():
+            self._lanes[priority][caller].remove(entries)
         for priority, _ in taken:
             self._forget(priority)
 
@@ -126,7 +125,7 @@ class FairQueue:
 
     def _classes(self) -> list[Priority]:
         """The classes with work waiting, in the order of their turns."""
-        waiting = [priority for priority in Priority if self._busy(priority)]
+        waiting = [priority for priority in Priority if self._has_work(priority)]
         aged = [priority for priority in reversed(waiting) if self._num_passed[priority] >= AGEING_BATCHES]
         return sorted(waiting, key=lambda priority: priority not in aged[:1])
 
@@ -146,7 +145,7 @@ class FairQueue:
     def _age(self, started: Priority) -> None:
         """Company in a batch that another class starts does not count: what is unlike that class would never run."""
         for priority in Priority:
-            is_passed = priority != started and self._busy(priority)
+            is_passed = priority != started and self._has_work(priority)
             self._num_passed[priority] = self._num_passed[priority] + 1 if is_passed else 0
 
     def _lane(self, request: Request) -> Lane:
@@ -167,9 +166,12 @@ class FairQueue:
     def _busy(self, priority: Priority) -> list[Lane]:
         return [lane for lane in self._lanes[priority].values() if lane.num_sequences]
 
+    def _has_work(self, priority: Priority) -> bool:
+        return any(lane.num_sequences for lane in self._lanes[priority].values())
+
     def _forget(self, priority: Priority) -> None:
         """With nothing waiting, nobody is owed anything."""
-        if not self._busy(priority):
+        if not self._has_work(priority):
             self._lanes[priority].clear()
             self._virtual[priority] = 0.0
             self._num_passed[priority] = 0

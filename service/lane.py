@@ -3,7 +3,7 @@
 Who leaves the queue early, leaves dead entries behind: they cost nothing until they are met or there are many.
 """
 
-from bisect import bisect, insort
+from bisect import bisect, bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -55,19 +55,12 @@ class Lane:
             self.entries.extend(entries)
             self.entries.sort()
 
-    def first(self, count: int) -> list[Entry]:
-        """The most urgent living entries; the dead that stand before them are cleared away."""
-        living: list[Entry] = []
-        num_seen = 0
-        for entry in self.entries:
-            if len(living) == count:
-                break
-            num_seen += 1
-            if entry.request.is_queued:
-                living.append(entry)
-        self.num_dead -= num_seen - len(living)
-        self.entries[:num_seen] = living
-        return living
+    def living(self) -> Iterator[Entry]:
+        """The living entries, the most urgent first; the dead that stand before them are cleared away."""
+        num_dead = next((n for n, entry in enumerate(self.entries) if entry.request.is_queued), len(self.entries))
+        del self.entries[:num_dead]
+        self.num_dead -= num_dead
+        return (entry for entry in self.entries if entry.request.is_queued)
 
     def take(self, entry: Entry) -> None:
         """One of them runs; it stays among the entries until `remove`."""
@@ -75,9 +68,10 @@ class Lane:
         self.served += num_tokens / self.weight
         self._release(entry.request, 1, num_tokens)
 
-    def remove(self, taken: set[int], within: int) -> None:
-        """Remove entries, by `order`, that `first(within)` has just shown."""
-        self.entries[:within] = [entry for entry in self.entries[:within] if entry.order not in taken]
+    def remove(self, taken: set[Entry]) -> None:
+        """Remove entries that `take` was told of."""
+        first, last = bisect_left(self.entries, min(taken)), bisect(self.entries, max(taken))
+        self.entries[first:last] = [entry for entry in self.entries[first:last] if entry not in taken]
 
     def drop(self, request: Request) -> None:
         """Leave a request's entries where they are, dead: finding them would cost more than meeting them later."""
