@@ -1,21 +1,19 @@
 """Who calls, by what a call's metadata shows: bearer tokens, tenants, and the name under which a caller has its share.
 
-Of a token only its digest is kept, for what is not in memory is in no dump and no log. What a caller shows is digested
-and looked up, so the time taken tells nothing of a token that came close, and a thousand tokens cost what one does.
+What a caller shows is digested and looked up, so the time taken tells nothing of a token that came close, and a
+thousand tokens cost what one does.
 
 A tenant's name is believed as it comes. It is for gateways that know their users and hold the one token; where callers
 could name themselves, each would have as many shares as it makes up names.
 """
 
-import hashlib
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 from service.caller_weights import CALLER_NAME, NAME_RULE
 from service.config import Fairness, Settings
-from service.errors import InvalidRequestError, StartupError, UnauthenticatedError, unreadable
+from service.errors import InvalidRequestError, StartupError, UnauthenticatedError
+from service.tokens import Token, TokenFile, digest
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -24,32 +22,26 @@ TENANT_KEY = "mhsa-tenant"
 # The name of everybody who has none.
 EVERYBODY = ""
 _BEARER = "bearer "
-# Of a digest, in the name of a token that the file gives none: told apart among millions, and of no other use.
-_NAME_DIGITS = 12
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One bearer token, by its SHA-256, and what its holder is called."""
-
-    digest: bytes
-    name: str
-
-    @classmethod
-    def of(cls, secret: str, name: str | None = None) -> "Token":
-        """What to keep of a token; without a name, one is made of its digest."""
-        digest = _digest(secret)
-        return cls(digest, name or f"token-{digest.hex()[:_NAME_DIGITS]}")
-
-
 class Callers:
-    """Whom the server knows, and what they share it by. Without tokens every caller is served."""
+    """Whom the server knows, and what they share it by. Without tokens every caller is served.
 
-    def __init__(self, tokens: Iterable[Token], fairness: Fairness) -> None:
-        self._names = {token.digest: token.name for token in tokens}
+    `renewed` is asked at each call for other tokens from now on; None where they are the same.
+    """
+
+    def __init__(
+        self,
+        tokens: Iterable[Token],
+        fairness: Fairness,
+        *,
+        renewed: Callable[[], Iterable[Token] | None] = lambda: None,
+    ) -> None:
+        self._names = _names(tokens)
         self._fairness = fairness
+        self._renewed = renewed
 
     def name(self, metadata: Metadata) -> str:
         """The name under which a call has its share; `EVERYBODY` where there is none.
@@ -64,11 +56,13 @@ class Callers:
         return name
 
     def _authenticate(self, metadata: Metadata) -> str:
+        if (tokens := self._renewed()) is not None:
+            self._names = _names(tokens)
         if not self._names:
             return EVERYBODY
         for key, value in metadata:
             if key == TOKEN_KEY and isinstance(value, str) and value[: len(_BEARER)].lower() == _BEARER:
-                name = self._names.get(_digest(value[len(_BEARER) :].strip()))
+                name = self._names.get(digest(value[len(_BEARER) :].strip()))
                 if name is not None:
                     return name
         raise UnauthenticatedError("the metadata has no 'authorization: Bearer <token>' with a token this server knows")
@@ -76,7 +70,8 @@ class Callers:
 
 def read_callers(settings: Settings) -> Callers:
     """Callers as the settings have them. Raises `StartupError` for a file or a weight that cannot be right."""
-    tokens = _read_tokens(settings.auth_token_file) if settings.auth_token_file else []
+    file = TokenFile(settings.auth_token_file) if settings.auth_token_file else None
+    tokens = file.read() if file else []
     names = {token.name for token in tokens}
     if settings.fairness == "token" and (unknown := sorted(settings.tenant_weights.keys() - names)):
         raise StartupError(
@@ -85,38 +80,11 @@ def read_callers(settings: Settings) -> Callers:
         )
     if settings.fairness == "tenant" and not tokens:
         log.warning("--fairness tenant without --auth-token-file: every caller may say that it is any tenant")
-    return Callers(tokens, settings.fairness)
+    return Callers(tokens, settings.fairness, renewed=file.renewed) if file else Callers(tokens, settings.fairness)
 
 
-def _read_tokens(path: Path) -> list[Token]:
-    """Lines of `<token> [name]`. No message has any of it: what stands there may be a token by mistake."""
-    try:
-        lines = path.read_text("ascii").splitlines()
-    except UnicodeDecodeError:
-        raise StartupError(f"--auth-token-file {path}: not ASCII, as gRPC metadata is") from None
-    except OSError as error:
-        raise StartupError(f"--auth-token-file {unreadable(error)}") from None
-    tokens: dict[bytes, Token] = {}
-    for number, line in enumerate(lines, 1):
-        if words := line.split():
-            token = _read_token(f"--auth-token-file {path}, line {number}", words)
-            if tokens.setdefault(token.digest, token) != token:
-                raise StartupError(f"--auth-token-file {path}, line {number}: a token from above, with another name")
-    if not tokens:
-        raise StartupError(f"--auth-token-file {path} holds no token")
-    return list(tokens.values())
-
-
-def _read_token(where: str, words: list[str]) -> Token:
-    if len(words) > 2:
-        raise StartupError(f"{where}: {len(words)} words; it takes <token> [name]")
-    if len(words) == 2 and not CALLER_NAME.fullmatch(words[1]):
-        raise StartupError(f"{where}: the name is not {NAME_RULE}")
-    return Token.of(*words)
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
+def _names(tokens: Iterable[Token]) -> dict[bytes, str]:
+    return {token.digest: token.name for token in tokens}
 
 
 def _tenant(values: list[str | bytes]) -> str:

@@ -74,7 +74,8 @@ class Settings:
         default=256,
     )
     auth_token_file: Path | None = _setting(
-        "file of bearer tokens, a line each: <token> [name of its holder]; without it every caller is served",
+        "file of bearer tokens, a line each: <token> [name of its holder]; read again when it changes; without it "
+        "every caller is served",
         default=None,
     )
     fairness: Fairness = _setting(

@@ -20,8 +20,7 @@ import grpc
 from service.certificate import first_expiry
 from service.errors import StartupError, unreadable
 from service.logs import fields
-
-_Stamp = tuple[int, ...]
+from service.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -33,24 +32,21 @@ class ServedCertificate:
         self._chain = chain
         self._key = key
         self._on_read = on_read
+        self._files = WatchedFiles(chain, key)
         self._lock = threading.Lock()
-        self._stamp: _Stamp = ()
 
     def credentials(self) -> grpc.ServerCredentials:
         """What a port is opened with. Raises `StartupError` where the files are no pair."""
-        self._stamp = self._look()
+        self._files.have_changed()
         # None is allowed, and means that nothing has changed; the stubs do not know that.
         return grpc.dynamic_ssl_server_credentials(self._read(), self._renewed)  # type: ignore[arg-type]
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """The pair, if its files have changed since the last time."""
         with self._lock:
-            stamp = self._look()
-            if stamp == self._stamp:
+            # Of a pair that is wrong, no is said the next time, so it is in the log once.
+            if not self._files.have_changed():
                 return None
-            # Before reading: what changes in the meantime is found at the next handshake. And also of a pair that is
-            # wrong, so that it is said once.
-            self._stamp = stamp
             try:
                 renewed = self._read()
             except StartupError as error:
@@ -73,11 +69,3 @@ class ServedCertificate:
             raise StartupError(f"{which} {unreadable(error)}") from None
         self._on_read(first_expiry(pair[1]))
         return grpc.ssl_server_certificate_configuration([pair])
-
-    def _look(self) -> _Stamp:
-        """What changes with the files; nothing where they cannot be looked at."""
-        try:
-            stats = (self._chain.stat(), self._key.stat())
-        except OSError:
-            return ()
-        return tuple(number for one in stats for number in (one.st_mtime_ns, one.st_ino, one.st_size))

@@ -14,7 +14,7 @@ from protos.encoder_pb2 import EncodeRequest, EncodeStreamRequest, EncodeStreamR
 from protos.encoder_pb2_grpc import EncoderServiceStub, add_EncoderServiceServicer_to_server
 from protos.open_inference_pb2 import ModelInferRequest
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub, add_GRPCInferenceServiceServicer_to_server
-from service.callers import Callers, Token
+from service.callers import Callers
 from service.config import Fairness
 from service.interceptors import RequestInterceptor
 from service.metrics import Metrics
@@ -23,6 +23,7 @@ from service.servicers.encode_stream import StreamBounds
 from service.servicers.encoder import EncoderServicer
 from service.servicers.meter import Instruments
 from service.servicers.open_inference import OpenInferenceServicer
+from service.tokens import Token
 from service.tracing import Tracing
 from tests.fakes import FakeBatcher, fake_model, fake_repository
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from service.callers import Callers, Token, read_callers
+from service.callers import Callers, read_callers
 from service.config import Settings
 from service.errors import InvalidRequestError, StartupError, UnauthenticatedError
+from service.tokens import Token
 
 ALICE = Token.of("alices-token", "alice")
 NAMELESS = Token.of("another-token")

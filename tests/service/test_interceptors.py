@@ -16,13 +16,14 @@ from prometheus_client import CollectorRegistry
 
 from protos.encoder_pb2 import EncodeRequest, EncodeResponse, GetModelRequest
 from protos.open_inference_pb2 import ModelReadyRequest, ServerLiveRequest
-from service.callers import Callers, Token
+from service.callers import Callers
 from service.errors import QueueFullError
 from service.interceptors import METHODS, RequestInterceptor
 from service.metrics import Metrics
 from service.servicers.health import HealthServicer
 from service.servicers.meter import Instruments
 from service.servicers.reflection import reflection_servicer
+from service.tokens import Token
 from tests.wire import Wire, encode_request, infer_request, receive, running, send
 
 TOKENS = ("first-token", "second-token")
