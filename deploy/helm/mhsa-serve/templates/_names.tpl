@@ -34,7 +34,7 @@ labels: {{- include "mhsa.labels" . | nindent 2 }}
 {{- end -}}
 
 {{- define "mhsa.serviceAccount" -}}
-{{- .Values.serviceAccount.create | ternary (include "mhsa.fullname" .) "default" | default .Values.serviceAccount.name -}}
+{{- .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "mhsa.fullname" .) "default") -}}
 {{- end -}}
 
 {{- define "mhsa.image" -}}
