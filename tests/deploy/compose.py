@@ -26,7 +26,8 @@ def compose(
     )
 
 
-def services(*files: str) -> dict[str, Any]:  # Any: Compose's own JSON
+def services(*files: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:  # Any: Compose's own JSON
     """Every service as Compose understands it from these files."""
-    parsed: dict[str, Any] = json.loads(compose("config", "--format", "json", files=files))["services"]
+    text = compose("config", "--format", "json", files=files, environment=environment)
+    parsed: dict[str, Any] = json.loads(text)["services"]
     return parsed

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.requirements import requirements
+from service.config import read_setting
 from tests.deploy.paths import DOCKERFILE, ROOT
 
 DOCKERFILES = (DOCKERFILE, ROOT / "tests/deploy/prometheus.Dockerfile")
@@ -44,6 +45,19 @@ def test_the_label_has_the_project_s_version() -> None:
 
 def test_the_server_is_the_target_of_a_build_without_one() -> None:
     assert re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(), re.MULTILINE)[-1] == "cpu"
+
+
+def test_the_ports_are_the_server_s() -> None:
+    [ports] = re.findall(r"^EXPOSE (.+)$", DOCKERFILE.read_text(), re.MULTILINE)
+    assert [int(port) for port in ports.split()] == [read_setting("grpc_port", {}), read_setting("metrics_port", {})]
+
+
+def test_the_gpu_image_gets_a_gpu_and_never_falls_back_from_it() -> None:
+    _, _, stage = DOCKERFILE.read_text().partition(" AS gpu\n")
+    environment = dict(re.findall(r"(\w+)=(\S+)", stage.partition("\nFROM ")[0]))
+    assert environment["MHSA_DEVICE"] == "cuda"
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
 def test_requirements_are_the_project_s_and_the_extra_s() -> None:

@@ -7,6 +7,7 @@ from service.config import parse_settings
 from service.healthcheck import READY
 from service.server import HEALTH_NAMES
 from service.servicers.health import PROCESS
+from tests.deploy import chart
 from tests.deploy.kubernetes import VERSIONS, Object, errors, is_restricted
 from tests.deploy.paths import DEPLOY
 
@@ -68,6 +69,31 @@ def test_its_probes_are_the_servers() -> None:
     for name, service in (("startupProbe", READY), ("readinessProbe", READY), ("livenessProbe", PROCESS)):
         assert container()[name]["grpc"] == {"port": 9000, "service": service}
     assert READY in HEALTH_NAMES
+
+
+def test_but_for_its_port_its_container_is_the_charts() -> None:
+    def comparable(found: Object) -> Object:
+        probes = {name: found[name] | {"grpc": None} for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+        tmp = next(mount for mount in found["volumeMounts"] if mount["name"] == "tmp")
+        limits = found["resources"]["limits"]
+        return {key: found[key] for key in ("image", "command")} | probes | {"tmp": tmp, "limits": limits}
+
+    assert comparable(container()) == comparable(chart.container())
+    context = chart.pod()["securityContext"]
+    alone = {key: context[key] for key in ("runAsNonRoot", "runAsUser", "seccompProfile")}
+    assert container()["securityContext"] == chart.container()["securityContext"] | alone
+    assert read("clusterservingruntime")["spec"]["volumes"] == [v for v in chart.pod()["volumes"] if v["name"] == "tmp"]
+
+
+def test_prometheus_is_led_to_the_metrics() -> None:
+    assert read("clusterservingruntime")["spec"]["annotations"] == {
+        "prometheus.kserve.io/port": "8002",
+        "prometheus.kserve.io/path": "/metrics",
+    }
+
+
+def test_the_example_needs_no_knative() -> None:
+    assert read("inferenceservice")["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "Standard"}
 
 
 def test_its_container_is_restricted() -> None:

@@ -160,11 +160,42 @@ def test_recorded_names_say_their_level_and_operation() -> None:
         assert re.fullmatch(r"(job|instance|model):mhsa_[a-z_]+:[a-z0-9_]+", rule.name)
 
 
-def test_what_alertmanager_mutes_exists() -> None:
-    config = yaml.safe_load((PROMETHEUS / "alertmanager.yml").read_text())
-    matchers = [m for rule in config["inhibit_rules"] for m in rule["source_matchers"] + rule["target_matchers"]]
-    named = {name for matcher in matchers for name in re.findall(r"Mhsa\w+", matcher)}
-    assert named <= {alert.name for alert in alerting_rules()}
+# Of two alerts with one cause the one that says more; the others say nothing while it fires.
+MUTED = {
+    "MhsaErrorBudgetBurnsFast": {"MhsaErrorBudgetBurnsSlowly", "MhsaRefusingRequests", "MhsaDeadlinesMissed"},
+    "MhsaLatencyBudgetBurnsFast": {"MhsaLatencyBudgetBurnsSlowly", "MhsaQueueWaitHigh"},
+    "MhsaModelDown": {"MhsaModelNotReady"},
+    "MhsaEngineUnhealthy": {"MhsaModelNotReady"},
+    "MhsaAllDown": {"MhsaReplicaDown", "MhsaModelDown", "MhsaModelNotReady"},
+    "MhsaCertificateExpiresNow": {"MhsaCertificateExpires"},
+}
+
+
+def test_one_cause_is_one_message_and_mutes_no_other_place() -> None:
+    muted = {}
+    for rule in yaml.safe_load((PROMETHEUS / "alertmanager.yml").read_text())["inhibit_rules"]:
+        (source,), (targets,) = (
+            re.findall(r"[\w|]+", " ".join(rule[f"{of}_matchers"]))[1:] for of in ("source", "target")
+        )
+        muted[source] = set(targets.split("|"))
+        for target in muted[source]:
+            assert set(rule["equal"]) == _labels(source) & _labels(target), f"{source} mutes {target}"
+    assert muted == MUTED
+
+
+def test_pages_come_sooner_and_more_often_than_tickets() -> None:
+    route = yaml.safe_load((PROMETHEUS / "alertmanager.yml").read_text())["route"]
+    (pages,) = route["routes"]
+    assert (pages["group_wait"], route["group_wait"]) == ("10s", "30s")
+    assert (pages["repeat_interval"], route["repeat_interval"]) == ("1h", "12h")
+    assert route["group_by"] == ["alertname", "namespace", "job"], "one message for a deployment"
+    assert not pages.keys() & {"group_by", "group_interval", "continue"}
+
+
+def _labels(alert: str) -> set[str]:
+    """What tells one alert of this name from another."""
+    found = [set(re.findall(r"(\w+)=", labels)) for case in _per_test(alert) for moment in case for labels in moment]
+    return max(found, key=len) - {"alertname", "alertstate", "severity"}
 
 
 def _per_test(alert: str) -> list[list[list[str]]]:
