@@ -61,7 +61,8 @@ def check(target: str, service: str, *, is_tls: bool, seconds: float) -> None:
         with channel:
             answer = HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=left())
     except grpc.RpcError as error:
-        raise NotServingError(f"{target}: {error.code().name}: {error.details()}") from None
+        hint = "; it speaks TLS: give --tls" if not is_tls and _speaks_tls(target, error, left) else ""
+        raise NotServingError(f"{target}: {error.code().name}: {error.details()}{hint}") from None
     except (OSError, UnicodeError) as error:  # the second: what cannot be a host's name
         raise NotServingError(f"{target}: {error}") from None
     if answer.status != HealthCheckResponse.SERVING:
@@ -80,10 +81,24 @@ def _countdown(seconds: float) -> Callable[[], float]:
     return left
 
 
+def _speaks_tls(target: str, error: grpc.RpcError, left: Callable[[], float]) -> bool:
+    """Whether that is why a call over plain text has failed: gRPC says only that the socket was closed."""
+    if error.code() != grpc.StatusCode.UNAVAILABLE:
+        return False
+    try:
+        return bool(ssl.get_server_certificate(_address(target), timeout=left()))
+    except (OSError, UnicodeError):
+        return False
+
+
+def _address(target: str) -> tuple[str, int]:
+    host, _, port = target.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _shown_certificate(target: str, left: Callable[[], float]) -> tuple[str, str]:
     """The certificate of the server, and a name that it is good for. Raises `OSError`."""
-    host, _, port = target.rpartition(":")
-    address = (host.strip("[]"), int(port))
+    address = _address(target)
     shown = ssl.get_server_certificate(address, timeout=left())
     context = ssl.create_default_context(cadata=shown)
     context.check_hostname = False

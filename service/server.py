@@ -87,9 +87,9 @@ class Server:
     async def start(self) -> None:
         """Listen, NOT_SERVING. Raises `StartupError` when a port or a certificate cannot be had."""
         settings = self._settings
-        release, told = installed_version(), changed(settings)
-        facts = fields(event="starting", release=release, settings=told)
-        log.info("mhsa-serve %s, %s", release, " ".join(f"{name} {value}" for name, value in told.items()), extra=facts)
+        release = installed_version()
+        facts = fields(event="starting", release=release, settings=changed(settings))
+        log.info("starting mhsa-serve %s", release, extra=facts)
         try:
             self._page.start()
         except OSError as error:

@@ -128,6 +128,12 @@ def test_tls_is_spoken_whatever_the_certificate_names(names: list[str]) -> None:
         assert main(["--target", target, "--tls"], {}) == 0
 
 
+def test_a_server_that_speaks_tls_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(tls("127.0.0.1")) as target:
+        assert main(["--target", target], {}) == 1
+    assert capsys.readouterr().err.endswith("; it speaks TLS: give --tls\n")
+
+
 def test_a_certificate_with_nothing_but_a_common_name_will_do() -> None:
     leaf = trustme.CA().issue_cert(common_name="encoder")
     pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
