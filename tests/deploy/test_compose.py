@@ -1,6 +1,10 @@
 """docker-compose.yml and its overlay, as the real Compose reads them. test_compose_stack.py runs them."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -239,3 +243,39 @@ def test_the_readme_s_own_override_is_what_compose_takes(tmp_path: Path) -> None
     encoder = services(MAIN, str(override))["encoder"]
     assert [volume["target"] for volume in encoder["volumes"]] == ["/models", "/tls"]
     assert "depends_on" not in encoder
+
+
+@pytest.mark.parametrize(
+    ("manifest", "wanted"),
+    [
+        (None, "export"),
+        ('{"format": "mhsa-bundle/1"}', "export"),
+        ("as it was", "all-MiniLM-L6-v2 is there"),
+    ],
+    ids=["nothing", "another version's", "ours"],
+)
+def test_what_is_exported_is_what_the_volume_lacks_or_has_in_another_format(
+    stack: dict[str, Any], tiny_bundle: Path, tmp_path: Path, manifest: str | None, wanted: str
+) -> None:
+    """With `mhsa-export` as it is, but for the export itself."""
+    bundle = tmp_path / "all-MiniLM-L6-v2" / "1"
+    if manifest is not None:
+        shutil.copytree(tiny_bundle, bundle)
+    if manifest not in (None, "as it was"):
+        (bundle / "model.json").write_text(str(manifest))
+    stub = tmp_path / "mhsa-export"
+    stub.write_text(
+        f'#!/bin/sh\ntest "$1" = inspect || exec echo export "$@"\nexec "{sys.executable}" -m export "$@"\n'
+    )
+    stub.chmod(0o755)
+    (script,) = stack["export"]["command"]
+    done = subprocess.run(
+        ["sh", "-c", script.replace("$$", "$").replace("/models", str(tmp_path))],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.startswith(wanted)
+    assert wanted != "export" or done.stdout.split()[-1] == "--force"
