@@ -1,7 +1,9 @@
 """deploy/nginx/nginx.conf before two servers: what clients see through it is what they would see without it."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -218,6 +220,27 @@ def test_a_server_that_is_gone_costs_no_call(tiny_bundle: Path, tmp_path: Path) 
                 if k == 10:
                     first.stop()
                 assert stub.Encode(encode_request([[1, 2]]), timeout=30).dimensions == 32
+
+
+def test_calls_in_flight_at_a_server_that_is_killed_are_answered_by_the_other(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """By our client's retries: nginx answers 502 for what it had sent."""
+    models = tiny_bundle.parents[1]
+    with TestedServer(models) as first, TestedServer(models) as second:
+        addresses = [first.wait_until_serving(), second.wait_until_serving()]
+        with (
+            run_nginx(tmp_path, addresses) as nginx,
+            EncoderClient(nginx.target) as client,
+            ThreadPoolExecutor(8) as pool,
+        ):
+            client.encode([[1, 2]])  # the description of the model is known from here on
+            first.send(signal.SIGSTOP)
+            calls = [pool.submit(client.encode, [[1, 2]], timeout=60) for _ in range(8)]
+            wait(calls, return_when=FIRST_COMPLETED)  # by turns: some of the rest are where no answer will come from
+            first.send(signal.SIGKILL)
+            for call in calls:
+                assert call.result().shape == (1, 32)
 
 
 def test_tls_ends_at_the_proxy(servers: Servers, tmp_path: Path) -> None:
