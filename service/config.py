@@ -40,7 +40,7 @@ class Settings:
     )
     host: str = _setting("address to listen on, for gRPC and metrics", default="0.0.0.0")
     grpc_port: int = _setting("port of the gRPC server; 0 takes a free one", default=8001)
-    metrics_port: int = _setting("port of Prometheus' /metrics; 0 takes a free one", default=8002)
+    metrics_port: int = _setting("port of Prometheus' /metrics, and of /health; 0 takes a free one", default=8002)
     device: Device = _setting(
         "cuda stops the start if it cannot really run on CUDA; auto takes CUDA if it works and says what it took",
         default="auto",

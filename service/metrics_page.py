@@ -10,7 +10,7 @@ import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -25,10 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class MetricsPage:
-    """Shows a registry over HTTP. `port` is the one that was taken, after the start."""
+    """Shows a registry over HTTP, and at /health whether calls are served, for who can ask by HTTP alone.
 
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        self._app = _logging_its_faults(make_wsgi_app(registry))
+    `port` is the one that was taken, after the start.
+    """
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int, is_ready: Callable[[], bool]) -> None:
+        pages = {"/metrics": make_wsgi_app(registry), "/health": _health(is_ready)}
+        self._app = _logging_its_faults(_by_path(pages))
         self._host = host
         self.port = port
 
@@ -90,6 +94,27 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
         """A scrape every few seconds is no news."""
+
+
+def _by_path(pages: Mapping[str, _App]) -> _App:
+    """Any other path is not found: a load balancer that asked there would take the metrics for an answer."""
+
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if page := pages.get(environ["PATH_INFO"]):
+            return page(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [f"there are {' and '.join(pages)}\n".encode()]
+
+    return serve
+
+
+def _health(is_ready: Callable[[], bool]) -> _App:
+    def serve(_environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        status, text = ("200 OK", b"SERVING\n") if is_ready() else ("503 Service Unavailable", b"NOT_SERVING\n")
+        start_response(status, [("Content-Type", "text/plain")])
+        return [text]
+
+    return serve
 
 
 def _logging_its_faults(app: _App) -> _App:

@@ -65,8 +65,10 @@ class Server:
         self._settings = settings
         self._bundles = find_bundles(settings.models)
         self.metrics = Metrics(CollectorRegistry())
-        self._page = MetricsPage(self.metrics.registry, settings.host, settings.metrics_port)
         self.repository = Repository(self._bundles)
+        self._page = MetricsPage(
+            self.metrics.registry, settings.host, settings.metrics_port, lambda: self.repository.is_ready
+        )
         self.is_dead = asyncio.Event()
         self._draining = asyncio.Event()
         self._health = HealthServicer(HEALTH_NAMES)

@@ -8,6 +8,8 @@ import signal
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -164,6 +166,20 @@ def test_versions_are_served_side_by_side_and_the_highest_is_the_default(tiny_bu
             with pytest.raises(grpc.RpcError, match="names no model"):
                 stub.GetModel(pb.GetModelRequest())
         assert server.metric("mhsa_model_info") == 3
+
+
+def test_health_by_http_is_that_of_the_services(tiny_bundle: Path) -> None:
+    with TestedServer(tiny_bundle.parents[1], "--drain-seconds", "600") as server:
+        server.wait_until_serving()
+        url = f"http://{server.host}:{server.metrics_port}/health"
+        with urllib.request.urlopen(url, timeout=60) as response:
+            assert response.status == 200
+        server.terminate()
+        server.wait_for_log("not serving")
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            urllib.request.urlopen(url, timeout=60)
+        refused.value.close()
+        server.terminate()
 
 
 def test_each_step_of_a_life_is_a_line_and_in_json_an_object(tiny_bundle: Path) -> None:

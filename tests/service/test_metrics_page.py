@@ -28,7 +28,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def page(registry: CollectorRegistry) -> Iterator[MetricsPage]:
-    page = MetricsPage(registry, "127.0.0.1", 0)
+    page = MetricsPage(registry, "127.0.0.1", 0, lambda: True)
     page.start()
     yield page
     page.stop()
@@ -50,6 +50,29 @@ def test_the_registry_is_shown_in_the_format_asked_for(page: MetricsPage, accept
     text = read(page, accept)
     assert "calls_total 3.0" in text
     assert text.endswith("# EOF\n") is ends
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    """The status and the text of a page, found or not."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=GIVE_UP_SECONDS) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_health_is_200_while_the_server_is_ready_else_503(registry: CollectorRegistry) -> None:
+    answers = [False, True]
+    page = MetricsPage(registry, "127.0.0.1", 0, answers.pop)
+    page.start()
+    assert answer(page.port, "/health") == (200, "SERVING\n")
+    assert answer(page.port, "/health") == (503, "NOT_SERVING\n")
+    page.stop()
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/metrics/"])
+def test_nowhere_else_is_anything_to_be_taken_for_health(page: MetricsPage, path: str) -> None:
+    assert answer(page.port, path) == (404, "there are /metrics and /health\n")
 
 
 def test_who_holds_on_and_says_nothing_gives_way_to_who_comes(page: MetricsPage) -> None:
