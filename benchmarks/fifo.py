@@ -32,15 +32,11 @@ class Fifo:
         costs: CostTracker,
         bounds: Bounds,
         *,
-        max_batch_tokens: int,
-        num_runners: int,
         max_wait_seconds: float = 0.0,  # noqa: ARG002
         weights: Mapping[str, float] | None = None,  # noqa: ARG002
     ) -> None:
         self.costs = costs
         self._bounds = bounds
-        self._max_batch_tokens = max_batch_tokens
-        self._num_runners = num_runners
         self._queue: deque[Entry] = deque()
         self._num_put = 0
         self.num_queued_tokens = 0
@@ -57,7 +53,7 @@ class Fifo:
         """Queue every sequence of a request. Raises `QueueFullError`."""
         excess = self.num_queued_tokens + request.num_tokens - self._bounds.tokens
         if excess > 0:
-            raise QueueFullError("the queue is full", excess * self.costs.token_seconds / self._num_runners)
+            raise QueueFullError("the queue is full", excess * self.costs.machine_token_seconds)
         for place in range(len(request.sequences)):
             self._queue.append(Entry(now, self._num_put, request, place))
             self._num_put += 1
@@ -67,14 +63,14 @@ class Fifo:
     def take(self, now: float, num_idle: int = 1) -> Taken:  # noqa: ARG002
         """The next sequences, as many as fit; at least one, if there is one."""
         batch: list[Entry] = []
-        room = self._max_batch_tokens
+        room = self.costs.max_batch_tokens
         while self._queue and (not batch or self._queue[0].sequence.num_tokens <= room):
             batch.append(self._queue.popleft())
             room -= batch[-1].sequence.num_tokens
             self.num_queued_tokens -= batch[-1].sequence.num_tokens
         lengths = [entry.sequence.num_tokens for entry in batch]
         seconds = self.costs.cost.seconds(len(lengths), sum(lengths), max(lengths)) if lengths else 0.0
-        is_alone = num_idle == self._num_runners and not self._queue
+        is_alone = num_idle == self.costs.num_runners and not self._queue
         return Taken(batch, [], seconds, is_alone)
 
     def finish(self, taken: Taken) -> None:

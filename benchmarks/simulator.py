@@ -44,7 +44,7 @@ class Queue(Protocol):
 class MakeQueue(Protocol):
     """`Scheduler` or `Fifo`."""
 
-    def __call__(self, costs: CostTracker, bounds: Bounds, *, max_batch_tokens: int, num_runners: int) -> Queue: ...
+    def __call__(self, costs: CostTracker, bounds: Bounds) -> Queue: ...
 
 
 class Replica:
@@ -52,12 +52,7 @@ class Replica:
 
     def __init__(self, device: Device, make_queue: MakeQueue, bounds: Bounds, seed: int = 0) -> None:
         self.device = device
-        self.queue = make_queue(
-            CostTracker(device.cost, device.max_batch_tokens),
-            bounds,
-            max_batch_tokens=device.max_batch_tokens,
-            num_runners=device.num_runners,
-        )
+        self.queue = make_queue(CostTracker(device.cost, device.max_batch_tokens, device.num_runners), bounds)
         self.num_idle = device.num_runners
         self.num_tokens = 0
         self._rng = np.random.default_rng(seed)

@@ -40,11 +40,10 @@ FLAGS = ("--max-queued-tokens", "--max-queued-sequences", "--max-requests-in-fli
 class Admission:
     """The bounds of one model's queue. A request is in flight from `enter` to `leave`."""
 
-    def __init__(self, queue: FairQueue, costs: CostTracker, bounds: Bounds, num_runners: int) -> None:
+    def __init__(self, queue: FairQueue, costs: CostTracker, bounds: Bounds) -> None:
         self._queue = queue
         self._costs = costs
         self._bounds = bounds
-        self._num_runners = num_runners
         self._next_turn = 0.0
         self.num_requests = 0
         self.num_bytes = 0
@@ -97,7 +96,7 @@ class Admission:
 
         At most the time of a full queue, since not everybody does come back.
         """
-        token_seconds = self._costs.token_seconds / self._num_runners
+        token_seconds = self._costs.machine_token_seconds
         self._next_turn = max(self._next_turn, now + excess_tokens * token_seconds)
         seconds = min(self._next_turn - now, self._bounds.tokens * token_seconds)
         self._next_turn = now + seconds + num_tokens * token_seconds

@@ -44,6 +44,7 @@ class CostTracker:
         self,
         cost: CostModel,
         max_batch_tokens: int,
+        num_runners: int,
         worst_error: float = 0.0,
         on_refit: Callable[["CostTracker"], None] = lambda _tracker: None,
     ) -> None:
@@ -52,9 +53,15 @@ class CostTracker:
         self.drift = 1.0
         self.worst_error = worst_error
         self.num_refits = 0
-        self._max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens
+        self.num_runners = num_runners
         self._on_refit = on_refit
         self._window: list[Sample] = []
+
+    @property
+    def machine_token_seconds(self) -> float:
+        """What a token takes the whole machine under load, with every runner busy."""
+        return self.token_seconds / self.num_runners
 
     def observe(self, run: Sample, *, is_urgent: bool = False) -> None:
         """One run of the kind that the model is of. Where it is `is_urgent`, a few are judged like a window."""
@@ -73,7 +80,7 @@ class CostTracker:
             self.token_seconds *= self.drift
             self.num_refits += 1
         # Small runs cost more a token, and there are none but small ones while little is asked for.
-        loaded = [run for run in window if 2 * run.num_tokens >= self._max_batch_tokens]
+        loaded = [run for run in window if 2 * run.num_tokens >= self.max_batch_tokens]
         if len(loaded) >= _LOADED_RUNS:
             self.token_seconds = sum(run.seconds for run in loaded) / sum(run.num_tokens for run in loaded)
         if is_off:

@@ -89,6 +89,7 @@ def _scheduler(
     tracker = CostTracker(
         prepared.calibration.cost,
         max_batch_tokens,
+        prepared.engine.num_runners,
         prepared.calibration.worst_error,
         on_refit=partial(_note_refit, found, of_model),
     )
@@ -96,8 +97,6 @@ def _scheduler(
     return Scheduler(
         tracker,
         _bounds(settings),
-        max_batch_tokens=max_batch_tokens,
-        num_runners=prepared.engine.num_runners,
         max_wait_seconds=settings.max_wait_seconds,
         weights=settings.tenant_weights,
     )

@@ -68,19 +68,17 @@ class Scheduler:
         costs: CostTracker,
         bounds: Bounds,
         *,
-        max_batch_tokens: int,
-        num_runners: int,
         max_wait_seconds: float = 0.0,
         weights: Mapping[str, float] | None = None,
     ) -> None:
         self.costs = costs
-        self._max_batch_tokens = max_batch_tokens
-        self._num_runners = num_runners
-        self._reserve = reserve_tokens(max_batch_tokens, num_runners)
+        self._max_batch_tokens = costs.max_batch_tokens
+        self._num_runners = costs.num_runners
+        self._reserve = reserve_tokens(costs.max_batch_tokens, costs.num_runners)
         self._max_wait_seconds = max_wait_seconds
-        lookahead = max(LOOKAHEAD, max_batch_tokens // SHORT_TOKENS)
-        self._queue = FairQueue(max_batch_tokens, lookahead, weights or {})
-        self._admission = Admission(self._queue, costs, bounds, num_runners)
+        lookahead = max(LOOKAHEAD, costs.max_batch_tokens // SHORT_TOKENS)
+        self._queue = FairQueue(costs.max_batch_tokens, lookahead, weights or {})
+        self._admission = Admission(self._queue, costs, bounds)
         self._memory = MemoryBudget()
         self._order = count()
         # Predicted ends of what runs.
@@ -88,7 +86,7 @@ class Scheduler:
         self._distrusted_since: float | None = None
         self._is_probe = False
         # Of runs that had the machine to themselves: what they took, over the model's, which is of a busy machine.
-        self._alone_ratios: deque[float] = deque([1.0 / num_runners], maxlen=_ALONE_RUNS)
+        self._alone_ratios: deque[float] = deque([1.0 / costs.num_runners], maxlen=_ALONE_RUNS)
 
     @property
     def num_queued_sequences(self) -> int:
@@ -110,11 +108,6 @@ class Scheduler:
         """The part of one of the bounds, by its name, that is used."""
         return self._admission.fullness(bound)
 
-    @property
-    def _token_seconds(self) -> float:
-        """Of the whole machine at load."""
-        return self.costs.token_seconds / self._num_runners
-
     def put(self, request: Request, now: float) -> list[Displaced]:
         """Queue every sequence of a request; returns those who had to give way to it.
 
@@ -134,7 +127,7 @@ class Scheduler:
                         for share, s in zip(shares, request.sequences, strict=True)
                     ],
                     per_run=cost.per_run,
-                    at_once=self._token_seconds * self._max_batch_tokens,
+                    at_once=self.costs.machine_token_seconds * self._max_batch_tokens,
                     num_runners=self._num_runners,
                 )
             )
@@ -151,7 +144,7 @@ class Scheduler:
         groups, expired = self._candidates(now)
         if not groups:
             return Taken([], expired)
-        if are_hurried(groups, now, self._token_seconds, self._reserve):
+        if are_hurried(groups, now, self.costs.machine_token_seconds, self._reserve):
             groups = [[entry] for group in groups for entry in group]
         batch, seconds = compose(groups, self.costs.cost, self._memory, self._budget(num_idle), now)
         if (wake_at := self._wake_at(batch, seconds)) > now:
@@ -246,7 +239,9 @@ class Scheduler:
             return median(self._alone_ratios) * (per_run + work)
         # A sequence runs on one runner, unless it has the machine to itself.
         own = per_run + max(work / self._num_runners, *shares)
-        return self._busy_seconds(now) + MARGIN * self._queue.tokens_before(last) * self._token_seconds + own
+        return (
+            self._busy_seconds(now) + MARGIN * self._queue.tokens_before(last) * self.costs.machine_token_seconds + own
+        )
 
     def _busy_seconds(self, now: float) -> float:
         """Predicted time until a runner is free."""
@@ -273,7 +268,7 @@ class Scheduler:
         request, cost = entry.request, self.costs.cost
         if request.deadline is None or request.deadline <= now:
             return request.deadline is not None
-        rest = cost.per_run + self._token_seconds * request.num_queued_tokens
+        rest = cost.per_run + self.costs.machine_token_seconds * request.num_queued_tokens
         is_hopeless = request.deadline < now + max(self._seconds_alone(entry), rest)
         return is_hopeless and request.num_queued_sequences < self._queue.num_sequences
 

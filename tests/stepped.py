@@ -117,9 +117,7 @@ async def stepped(
 ) -> AsyncIterator[Stepped]:
     """A server of one model that takes requests of 10,000 sequences; tenants share it."""
     engine = SteppedEngine()
-    scheduler = Scheduler(
-        CostTracker(cost, BATCH_TOKENS), bounds, max_batch_tokens=BATCH_TOKENS, num_runners=1, weights=weights
-    )
+    scheduler = Scheduler(CostTracker(cost, BATCH_TOKENS, num_runners=1), bounds, weights=weights)
     batcher = batcher_type(scheduler, engine, Metrics(CollectorRegistry()).of_model("fake", "1"))
     limits = replace(LIMITS, max_request_sequences=10_000, max_request_tokens=40_000)
     batcher.start()

@@ -11,8 +11,8 @@ from service.scheduler import Scheduler
 
 
 def make_fifo(max_queued_tokens: int = 100) -> Fifo:
-    costs = CostTracker(CostModel(0.0, 0.002, 0.0), max_batch_tokens=10)
-    return Fifo(costs, Bounds(max_queued_tokens, 1, 1, 1), max_batch_tokens=10, num_runners=2)
+    costs = CostTracker(CostModel(0.0, 0.002, 0.0), max_batch_tokens=10, num_runners=2)
+    return Fifo(costs, Bounds(max_queued_tokens, 1, 1, 1))
 
 
 def make_request(*lengths: int, deadline: float | None = None) -> Request:

@@ -108,12 +108,7 @@ class Bench:
         self.engine = GatedEngine(num_runners)
         # All but free, so that no deadline of a test is hopeless and everything likes company.
         cost = CostModel(per_run=1e-6, per_token=1e-6, per_pair=0.0)
-        self.scheduler = Scheduler(
-            CostTracker(cost, budget),
-            Bounds(bound, bound, bound, 1000),
-            max_batch_tokens=budget,
-            num_runners=num_runners,
-        )
+        self.scheduler = Scheduler(CostTracker(cost, budget, num_runners), Bounds(bound, bound, bound, 1000))
         self.deaths = 0
         self.health: list[bool] = []
         metrics = Metrics(self.registry).of_model("m", "1")

@@ -39,11 +39,9 @@ def scheduler(
     max_wait: float = 0.0,
     weights: Mapping[str, float] | None = None,
 ) -> Scheduler:
-    costs = CostTracker(cost, budget)
+    costs = CostTracker(cost, budget, runners)
     costs.token_seconds = cost.per_token  # without a run's fixed cost, so that sums of seconds are sums of tokens
-    return Scheduler(
-        costs, bounds, max_batch_tokens=budget, num_runners=runners, max_wait_seconds=max_wait, weights=weights
-    )
+    return Scheduler(costs, bounds, max_wait_seconds=max_wait, weights=weights)
 
 
 def taken(queue: Scheduler, now: float = 0.0, num_idle: int = 1) -> list[tuple[Request, int]]:

@@ -29,7 +29,7 @@ BOUNDS = Bounds(tokens=60, sequences=25, requests=12, bytes=100)
 
 def unbounded() -> Scheduler:
     """For one runner; everybody comes in."""
-    return Scheduler(CostTracker(COST, BUDGET), Bounds(10**6, 10**6, 10**6, 1), max_batch_tokens=BUDGET, num_runners=1)
+    return Scheduler(CostTracker(COST, BUDGET, num_runners=1), Bounds(10**6, 10**6, 10**6, 1))
 
 
 def load_of(one: Request) -> Bounds:
@@ -69,13 +69,7 @@ def part(some: list[Tracked]) -> float:
 class AnyInterleaving(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Scheduler(
-            CostTracker(COST, BUDGET),
-            BOUNDS,
-            max_batch_tokens=BUDGET,
-            num_runners=NUM_RUNNERS,
-            weights={"heavy": 2.0},
-        )
+        self.queue = Scheduler(CostTracker(COST, BUDGET, NUM_RUNNERS), BOUNDS, weights={"heavy": 2.0})
         self.now = 0.0
         self.tracked: list[Tracked] = []
         self.runs: list[Taken] = []
