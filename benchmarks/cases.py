@@ -20,7 +20,7 @@ from benchmarks.outcomes import Tally, Window, is_given_up, percentile_or_nan
 from benchmarks.simulator import Replica, replay, saturate
 from benchmarks.terms import FILL_SECONDS, OURS, RIVALS, TIMEOUT_SECONDS
 from benchmarks.traces import by_count, mixed_trace
-from service.admission import Bounds
+from service.bounds import Bounds
 from service.config import Settings
 from service.scheduler import Scheduler
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from unittest.mock import patch
 
 from service.__main__ import main
-from service.admission import Bounds
+from service.bounds import Bounds
 from service.cost_model import Sample
 from service.cost_tracker import CostTracker
 from service.errors import QueueFullError
@@ -24,9 +24,6 @@ from service.scheduler import Displaced, Taken
 class Fifo:
     """What stands in for the scheduler. Of its arguments it uses those that a plain queue has."""
 
-    num_requests_in_flight = 0
-    num_bytes_in_flight = 0
-
     def __init__(
         self,
         costs: CostTracker,
@@ -36,28 +33,25 @@ class Fifo:
         weights: Mapping[str, float] | None = None,  # noqa: ARG002
     ) -> None:
         self.costs = costs
-        self._bounds = bounds
+        self.bounds = bounds
         self._queue: deque[Entry] = deque()
         self._num_put = 0
-        self.num_queued_tokens = 0
+        self._num_tokens = 0
 
     @property
-    def num_queued_sequences(self) -> int:
-        return len(self._queue)
-
-    def fullness(self, bound: str) -> float:
-        """The part of the one bound that it has."""
-        return self.num_queued_tokens / self._bounds.tokens if bound == "tokens" else 0.0
+    def used(self) -> Bounds:
+        """What waits; it has no other bound than that of tokens, and does not count what is in flight."""
+        return Bounds(self._num_tokens, len(self._queue), 0, 0)
 
     def put(self, request: Request, now: float) -> list[Displaced]:
         """Queue every sequence of a request. Raises `QueueFullError`."""
-        excess = self.num_queued_tokens + request.num_tokens - self._bounds.tokens
+        excess = self._num_tokens + request.num_tokens - self.bounds.tokens
         if excess > 0:
             raise QueueFullError("the queue is full", excess * self.costs.machine_token_seconds)
         for place in range(len(request.sequences)):
             self._queue.append(Entry(now, self._num_put, request, place))
             self._num_put += 1
-        self.num_queued_tokens += request.num_tokens
+        self._num_tokens += request.num_tokens
         return []
 
     def take(self, now: float, num_idle: int = 1) -> Taken:  # noqa: ARG002
@@ -67,7 +61,7 @@ class Fifo:
         while self._queue and (not batch or self._queue[0].sequence.num_tokens <= room):
             batch.append(self._queue.popleft())
             room -= batch[-1].sequence.num_tokens
-            self.num_queued_tokens -= batch[-1].sequence.num_tokens
+            self._num_tokens -= batch[-1].sequence.num_tokens
         lengths = [entry.sequence.num_tokens for entry in batch]
         seconds = self.costs.cost.seconds(len(lengths), sum(lengths), max(lengths)) if lengths else 0.0
         is_alone = num_idle == self.costs.num_runners and not self._queue
@@ -95,7 +89,7 @@ class Fifo:
         """Take everything out; the requests that waited."""
         requests = {id(entry.request): entry.request for entry in self._queue}
         self._queue.clear()
-        self.num_queued_tokens = 0
+        self._num_tokens = 0
         return list(requests.values())
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.arrivals import Arrival
 from benchmarks.devices import Device
 from benchmarks.outcomes import Outcome, Tally, Window
-from service.admission import Bounds
+from service.bounds import Bounds
 from service.cost_model import Sample
 from service.cost_tracker import CostTracker
 from service.errors import DeadlineError, QueueFullError

@@ -12,8 +12,8 @@ et al. 2011).
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+from service.bounds import Bounds
 from service.cost_tracker import CostTracker
 from service.errors import InvalidRequestError, QueueFullError
 from service.fair_queue import FairQueue
@@ -21,15 +21,6 @@ from service.lane import Lane
 from service.request import Priority, Request
 
 _LEAST_RETRY_SECONDS = 0.001
-
-
-class Bounds(NamedTuple):
-    """The most that may wait, in tokens and sequences; the most that may be in flight, in requests and bytes."""
-
-    tokens: int
-    sequences: int
-    requests: int
-    bytes: int
 
 
 _NAMES = ("tokens wait", "sequences wait", "requests are in flight", "bytes are in flight")
@@ -43,7 +34,7 @@ class Admission:
     def __init__(self, queue: FairQueue, costs: CostTracker, bounds: Bounds) -> None:
         self._queue = queue
         self._costs = costs
-        self._bounds = bounds
+        self.bounds = bounds
         self._next_turn = 0.0
         self.num_requests = 0
         self.num_bytes = 0
@@ -53,14 +44,13 @@ class Admission:
 
         Raises `QueueFullError`, or `InvalidRequestError` for a request that not even an empty queue could hold.
         """
-        for name, flag, wanted, bound in zip(_NAMES, FLAGS, _load(request), self._bounds, strict=True):
+        for name, flag, wanted, bound in zip(_NAMES, FLAGS, _load(request), self.bounds, strict=True):
             if wanted > bound:
                 raise InvalidRequestError(
                     f"the request is too large: {wanted} {name} with it; the limit is {bound} ({flag})"
                 )
         excess = [
-            used + wanted - bound
-            for used, wanted, bound in zip(self._used(), _load(request), self._bounds, strict=True)
+            used + wanted - bound for used, wanted, bound in zip(self.used, _load(request), self.bounds, strict=True)
         ]
         if max(excess) <= 0:
             return []
@@ -72,11 +62,6 @@ class Admission:
             if max(excess) <= 0:
                 return victims
         raise self._refusal(request, first_excess, busy_seconds, now)
-
-    def fullness(self, bound: str) -> float:
-        """The part of one bound, by its name, that is used."""
-        part: float = getattr(self._used(), bound) / getattr(self._bounds, bound)
-        return part
 
     def enter(self, request: Request) -> None:
         """A request has come in."""
@@ -98,18 +83,20 @@ class Admission:
         """
         token_seconds = self._costs.machine_token_seconds
         self._next_turn = max(self._next_turn, now + excess_tokens * token_seconds)
-        seconds = min(self._next_turn - now, self._bounds.tokens * token_seconds)
+        seconds = min(self._next_turn - now, self.bounds.tokens * token_seconds)
         self._next_turn = now + seconds + num_tokens * token_seconds
         return max(_LEAST_RETRY_SECONDS, seconds)
 
-    def _used(self) -> Bounds:
+    @property
+    def used(self) -> Bounds:
+        """How much there is of what is bounded."""
         return Bounds(self._queue.num_tokens, self._queue.num_sequences, self.num_requests, self.num_bytes)
 
     def _refusal(self, request: Request, excess: list[int], busy_seconds: float, now: float) -> QueueFullError:
         """Of several bounds that are reached, the one that is furthest beyond counts."""
-        parts = [over / bound for over, bound in zip(excess, self._bounds, strict=True)]
+        parts = [over / bound for over, bound in zip(excess, self.bounds, strict=True)]
         which = parts.index(max(parts))
-        used, wanted, bound = self._used()[which], _load(request)[which], self._bounds[which]
+        used, wanted, bound = self.used[which], _load(request)[which], self.bounds[which]
         # What must run until so much is free, taking everything that waits to be alike.
         tokens = excess[0] if which == 0 else self._queue.num_tokens * min(1.0, excess[which] / max(used, 1))
         # Nothing that waits starts before a runner is free.
@@ -148,7 +135,7 @@ class Admission:
         return sorted(lanes, key=lambda lane: self._part(_lane_load(lane)) / lane.weight, reverse=True)
 
     def _part(self, load: Bounds) -> float:
-        return max(used / bound for used, bound in zip(load, self._bounds, strict=True))
+        return max(used / bound for used, bound in zip(load, self.bounds, strict=True))
 
 
 def _load(request: Request) -> Bounds:

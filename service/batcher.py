@@ -192,7 +192,7 @@ class Batcher:
 
     def _begin(self, taken: Taken) -> None:
         self._runs.begin(taken)
-        if self._scheduler.num_queued_sequences:
+        if self._scheduler.used.sequences:
             self._wakeup.notify()
 
     def _run(self, taken: Taken) -> list[Ended]:

@@ -10,8 +10,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from service.admission import Bounds
 from service.batcher import Batcher
+from service.bounds import Bounds
 from service.bundle import Manifest
 from service.config import Settings
 from service.cost_metrics import Costs

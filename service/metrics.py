@@ -14,6 +14,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 
+from service.bounds import Bounds
 from service.cost_metrics import CostMetrics
 from service.errors import RequestError
 from service.version import installed_version
@@ -24,7 +25,6 @@ POWERS_OF_TWO = tuple(float(2**k) for k in range(15))
 FILL_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 MODEL = ("model", "version")
-BOUNDS = ("tokens", "sequences", "requests", "bytes")
 OK, CANCELLED = "ok", "cancelled"
 
 
@@ -32,14 +32,9 @@ class Queue(Protocol):
     """What is shown of a model's queue."""
 
     @property
-    def num_queued_sequences(self) -> int: ...
+    def bounds(self) -> Bounds: ...
     @property
-    def num_queued_tokens(self) -> int: ...
-    @property
-    def num_requests_in_flight(self) -> int: ...
-    @property
-    def num_bytes_in_flight(self) -> int: ...
-    def fullness(self, bound: str, /) -> float: ...
+    def used(self) -> Bounds: ...
 
 
 class Metrics:
@@ -207,7 +202,7 @@ class ModelMetrics:
         self.engine_healthy = metrics.engine_healthy.labels(*labels)
         self._model_requests = metrics.model_requests.labels(*labels)
         self._model_bytes = metrics.model_bytes.labels(*labels)
-        self._fullness = {bound: metrics.queue_fullness.labels(*labels, bound) for bound in BOUNDS}
+        self._fullness = [metrics.queue_fullness.labels(*labels, bound) for bound in Bounds._fields]
         self._outcomes = metrics.model_outcomes
         self._queued_sequences = metrics.queued_sequences.labels(*labels)
         self._queued_tokens = metrics.queued_tokens.labels(*labels)
@@ -218,12 +213,12 @@ class ModelMetrics:
 
     def watch_queue(self, queue: Queue) -> None:
         """Read what waits and what is in flight at each scrape, so that the gauges cannot go stale."""
-        self._queued_sequences.set_function(lambda: queue.num_queued_sequences)
-        self._queued_tokens.set_function(lambda: queue.num_queued_tokens)
-        self._model_requests.set_function(lambda: queue.num_requests_in_flight)
-        self._model_bytes.set_function(lambda: queue.num_bytes_in_flight)
-        for bound, gauge in self._fullness.items():
-            gauge.set_function(partial(queue.fullness, bound))
+        self._queued_sequences.set_function(lambda: queue.used.sequences)
+        self._queued_tokens.set_function(lambda: queue.used.tokens)
+        self._model_requests.set_function(lambda: queue.used.requests)
+        self._model_bytes.set_function(lambda: queue.used.bytes)
+        for bound, gauge in enumerate(self._fullness):
+            gauge.set_function(partial(_fullness, queue, bound))
 
     @contextmanager
     def count_request(self) -> Iterator[None]:
@@ -248,3 +243,7 @@ class ModelMetrics:
     def set_info(self, provider: str, precision: str, digest: str, wanted: str) -> None:
         """Say what serves the model, and on which device it should."""
         self._info.labels(*self._labels, provider, precision, digest, wanted).set(1)
+
+
+def _fullness(queue: Queue, bound: int) -> float:
+    return queue.used[bound] / queue.bounds[bound]

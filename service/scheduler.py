@@ -13,7 +13,8 @@ from itertools import count
 from statistics import median
 from typing import NamedTuple
 
-from service.admission import Admission, Bounds
+from service.admission import Admission
+from service.bounds import Bounds
 from service.company import compose
 from service.cost_model import Sample
 from service.cost_tracker import CostTracker
@@ -89,24 +90,14 @@ class Scheduler:
         self._alone_ratios: deque[float] = deque([1.0 / costs.num_runners], maxlen=_ALONE_RUNS)
 
     @property
-    def num_queued_sequences(self) -> int:
-        return self._queue.num_sequences
+    def bounds(self) -> Bounds:
+        """The most that may wait and be in flight."""
+        return self._admission.bounds
 
     @property
-    def num_queued_tokens(self) -> int:
-        return self._queue.num_tokens
-
-    @property
-    def num_requests_in_flight(self) -> int:
-        return self._admission.num_requests
-
-    @property
-    def num_bytes_in_flight(self) -> int:
-        return self._admission.num_bytes
-
-    def fullness(self, bound: str) -> float:
-        """The part of one of the bounds, by its name, that is used."""
-        return self._admission.fullness(bound)
+    def used(self) -> Bounds:
+        """How much waits and is in flight."""
+        return self._admission.used
 
     def put(self, request: Request, now: float) -> list[Displaced]:
         """Queue every sequence of a request; returns those who had to give way to it.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from service.admission import Bounds
 from service.batcher import Batcher
+from service.bounds import Bounds
 from service.cancellation import Cancellation
 from service.cost_model import CostModel
 from service.cost_tracker import CostTracker
@@ -97,7 +97,7 @@ class Stepped:
 
     async def wait_for_requests(self, count: int) -> None:
         """Until so many are in flight: waiting or running."""
-        await until(lambda: self.scheduler.num_requests_in_flight == count)
+        await until(lambda: self.scheduler.used.requests == count)
 
 
 async def until(is_true: Callable[[], bool]) -> None:

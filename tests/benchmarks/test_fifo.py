@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fifo import Fifo
-from service.admission import Bounds
+from service.bounds import Bounds
 from service.cost_model import CostModel
 from service.cost_tracker import CostTracker
 from service.errors import QueueFullError
@@ -29,7 +29,7 @@ def test_batches_are_what_comes_next_up_to_the_budget() -> None:
     fifo.put(make_request(3, 6), 0.0)
     fifo.put(make_request(2, 12, 1), 0.0)
     assert [lengths(fifo) for _ in range(5)] == [[3, 6], [2], [12], [1], []]
-    assert (fifo.num_queued_sequences, fifo.num_queued_tokens) == (0, 0)
+    assert (fifo.used.sequences, fifo.used.tokens) == (0, 0)
 
 
 def test_it_sees_no_deadlines_and_nobody_leave() -> None:
@@ -46,7 +46,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     with pytest.raises(QueueFullError) as caught:
         fifo.put(make_request(3), 0.0)
     assert caught.value.retry_seconds == pytest.approx(0.001)  # 1 token too many, at 2 ms on each of two runners
-    assert fifo.num_queued_tokens == 8
+    assert fifo.used.tokens == 8
 
 
 def test_only_an_idle_machine_with_nothing_else_to_do_is_a_batch_s_alone() -> None:
@@ -65,7 +65,7 @@ def test_it_has_all_that_the_server_asks_of_a_scheduler() -> None:
 def test_its_one_bound_is_full_in_part() -> None:
     fifo = make_fifo(max_queued_tokens=10)
     fifo.put(make_request(4, 4), 0.0)
-    assert (fifo.fullness("tokens"), fifo.fullness("requests")) == (0.8, 0.0)
+    assert fifo.used.tokens / fifo.bounds.tokens == 0.8
 
 
 def test_what_waits_can_be_cleared() -> None:

@@ -14,7 +14,7 @@ from benchmarks.fifo import Fifo
 from benchmarks.outcomes import Outcome, Tally, Window
 from benchmarks.simulator import MakeQueue, Replica, replay, saturate
 from benchmarks.terms import OURS, RIVALS
-from service.admission import Bounds
+from service.bounds import Bounds
 from service.cost_model import CostModel
 from service.request import Priority
 from service.scheduler import Scheduler
@@ -103,7 +103,7 @@ def test_each_request_ends_exactly_once_and_leaves_nothing_behind(queue: MakeQue
     for replica in replicas:
         assert (replica.num_tokens, replica.num_idle) == (0, 1)
         assert isinstance(replica.queue, (Scheduler, Fifo))
-        assert (replica.queue.num_queued_tokens, replica.queue.num_requests_in_flight) == (0, 0)
+        assert (replica.queue.used.tokens, replica.queue.used.requests) == (0, 0)
 
 
 def test_the_same_seeds_give_the_same_to_the_last_bit() -> None:

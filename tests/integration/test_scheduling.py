@@ -98,12 +98,12 @@ async def test_what_has_expired_or_was_cancelled_is_never_run() -> None:
         for call in (*leavers, stream):
             call.cancel()
         await server.wait_for_requests(1 + len(staying))
-        assert server.scheduler.num_queued_sequences == len(staying)
+        assert server.scheduler.used.sequences == len(staying)
         server.engine.let_go()
         await asyncio.gather(blocker, *stayers)
         await server.wait_for_requests(0)
 
-        assert (server.scheduler.num_queued_tokens, server.scheduler.num_bytes_in_flight) == (0, 0)
+        assert (server.scheduler.used.tokens, server.scheduler.used.bytes) == (0, 0)
     assert codes == [DEADLINE_EXCEEDED] * len(expiring)
     assert sorted(first_ids(server)) == [*staying, BLOCKER]
 
@@ -120,7 +120,7 @@ async def test_the_rest_of_a_request_is_not_run_once_its_caller_has_left() -> No
         server.engine.let_go()
         await stayer
 
-        assert (server.scheduler.num_requests_in_flight, server.scheduler.num_queued_sequences) == (0, 0)
+        assert (server.scheduler.used.requests, server.scheduler.used.sequences) == (0, 0)
     assert len(server.engine.batches) == 2
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from service.admission import FLAGS, Bounds
+from service.admission import FLAGS
+from service.bounds import Bounds
 from service.config import setting_rows
 from service.errors import InvalidRequestError, QueueFullError
-from service.metrics import BOUNDS
 from service.request import Priority, Request
 from service.scheduler import Scheduler
 from tests.service.test_scheduler import request, scheduler, taken
@@ -42,19 +42,18 @@ def test_each_bound_refuses_with_what_is_there_what_came_the_limit_and_its_setti
     with pytest.raises(QueueFullError, match=text) as caught:
         queue.put(request(3, 3, num_bytes=30), 0.0)
     assert caught.value.retry_seconds > 0
-    assert (queue.num_queued_tokens, queue.num_queued_sequences) == (8, 2)
-    assert (queue.num_requests_in_flight, queue.num_bytes_in_flight) == (1, 30)
+    assert queue.used == (8, 2, 1, 30), "the refused request changed nothing"
 
 
 def test_a_refusal_names_settings_that_there_are() -> None:
     assert set(FLAGS) <= {row.flag for row in setting_rows()}
 
 
-def test_each_bounds_used_part_is_known() -> None:
+def test_it_is_known_how_much_of_each_bound_is_used() -> None:
     queue = bounded(tokens=10, sequences=8, requests=4, num_bytes=40)
     queue.put(request(4, 4, num_bytes=30), 0.0)
-    assert [queue.fullness(bound) for bound in Bounds._fields] == [0.8, 0.25, 0.25, 0.75]
-    assert Bounds._fields == BOUNDS, "as the metrics call them"
+    assert queue.used == (8, 2, 1, 30)
+    assert queue.bounds == (10, 8, 4, 40)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ class TestPriority:
             queue.put(one, 1.0)
         assert displaced(queue, request(4, priority=HIGH)) == [last_low]
         assert displaced(queue, request(6, priority=HIGH)) == [first_low, normal]
-        assert queue.num_queued_tokens == 10
+        assert queue.used.tokens == 10
 
     def test_the_displaced_are_told_when_to_come_back(self) -> None:
         queue = bounded(tokens=4)
@@ -132,7 +131,7 @@ class TestPriority:
         queue.put(request(4, priority=LOW), 0.0)
         with pytest.raises(QueueFullError):
             queue.put(request(6, priority=HIGH), 0.0)
-        assert queue.num_queued_tokens == 12
+        assert queue.used.tokens == 12
 
     def test_an_equal_or_higher_one_is_never_displaced(self) -> None:
         queue = bounded(tokens=8)
@@ -147,7 +146,7 @@ class TestPriority:
         queue.put(low, 0.0)
         assert displaced(queue, request(1, priority=HIGH, num_bytes=5)) == [low]
         queue.end(low)
-        assert (queue.num_requests_in_flight, queue.num_bytes_in_flight) == (1, 5)
+        assert (queue.used.requests, queue.used.bytes) == (1, 5)
 
 
 class TestFairShare:
@@ -165,7 +164,7 @@ class TestFairShare:
             queue.put(request(4, caller="flood"), 0.0)
         with pytest.raises(QueueFullError):
             queue.put(request(4, 4, 4, caller="other"), 0.0)
-        assert queue.num_queued_tokens == 20
+        assert queue.used.tokens == 20
 
     def test_nobody_within_its_share_gives_way(self) -> None:
         queue = bounded(tokens=20)

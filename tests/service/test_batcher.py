@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.admission import Bounds
 from service.batcher import Batcher
+from service.bounds import Bounds
 from service.cancellation import Cancellation
 from service.cost_model import CostModel
 from service.cost_tracker import CostTracker
@@ -184,7 +184,7 @@ async def test_tokens_come_only_to_those_who_asked() -> None:
         with_tokens, without = request(5, length=3, wants_tokens=True), request(7)
         blocked = await bench.block()
         tasks = [asyncio.create_task(bench.batcher.submit(r)) for r in (with_tokens, without)]
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        await bench.until(lambda: bench.scheduler.used.sequences == 2)
         bench.engine.gate.set()
         await asyncio.gather(blocked, *tasks)
         assert with_tokens.encodings[0] is not None
@@ -198,7 +198,7 @@ async def test_a_cancelled_caller_leaves_the_queue_at_once_and_never_runs() -> N
     async with running() as bench:
         blocked = await bench.block()
         gone = asyncio.create_task(bench.batcher.submit(request(2)))
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 1)
+        await bench.until(lambda: bench.scheduler.used.sequences == 1)
         gone.cancel()
         with suppress(asyncio.CancelledError):
             await gone
@@ -214,7 +214,7 @@ async def test_a_caller_cancelled_while_it_runs_harms_nobody() -> None:
         blocked = await bench.block()
         stays, leaves = request(2), request(3)
         tasks = [asyncio.create_task(bench.batcher.submit(r)) for r in (stays, leaves)]
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        await bench.until(lambda: bench.scheduler.used.sequences == 2)
         blocked.cancel()
         tasks[1].cancel()
         bench.engine.gate.set()
@@ -227,7 +227,7 @@ async def test_a_deadline_is_answered_while_the_engine_is_busy_and_its_work_neve
         blocked = await bench.block()
         with pytest.raises(DeadlineError, match="deadline passed"):
             await bench.batcher.submit(request(2, deadline=time.monotonic() + 0.02))
-        assert bench.scheduler.num_queued_sequences == 0
+        assert bench.scheduler.used.sequences == 0
         bench.engine.gate.set()
         await blocked
         assert bench.engine.batches == [[1]]
@@ -238,7 +238,7 @@ async def test_who_cannot_be_in_time_any_more_is_told_while_others_run() -> None
         blocked = await bench.block()
         late = asyncio.create_task(bench.batcher.submit(request(2, deadline=time.monotonic() + 5.0)))
         other = asyncio.create_task(bench.batcher.submit(request(ENDLESS)))
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        await bench.until(lambda: bench.scheduler.used.sequences == 2)
         bench.scheduler.costs.cost = CostModel(per_run=60.0, per_token=0.0, per_pair=0.0)
         bench.engine.gate.set()
         with pytest.raises(DeadlineError, match="could not be met any more"):
@@ -253,7 +253,7 @@ async def test_only_the_culprit_of_a_failed_batch_fails() -> None:
         blocked = await bench.block()
         requests = [request(first) for first in (2, 3, CULPRIT, 5, 6)]
         tasks = [asyncio.create_task(bench.batcher.submit(r)) for r in requests]
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 5)
+        await bench.until(lambda: bench.scheduler.used.sequences == 5)
         bench.engine.gate.set()
         outcomes = await asyncio.gather(blocked, *tasks, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [type(None)] * 3 + [EngineError] + [type(None)] * 2
@@ -284,7 +284,7 @@ async def test_one_failed_sequence_takes_the_rest_of_its_request_out_of_the_queu
     async with running(budget=1) as bench:
         with pytest.raises(EngineError):
             await bench.batcher.submit(request(CULPRIT, *range(50)))
-        assert bench.scheduler.num_queued_sequences == 0
+        assert bench.scheduler.used.sequences == 0
         assert len(bench.engine.batches) < 50
 
 
@@ -293,7 +293,7 @@ async def test_a_full_queue_refuses_and_those_inside_are_served() -> None:
         blocked = await bench.block()
         inside = request(2, 3, 4)
         task = asyncio.create_task(bench.batcher.submit(inside))
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 3)
+        await bench.until(lambda: bench.scheduler.used.sequences == 3)
         with pytest.raises(QueueFullError):
             await bench.batcher.submit(request(5))
         assert bench.value("mhsa_queue_fullness_ratio", bound="sequences") == 1.0
@@ -319,7 +319,7 @@ async def test_a_dead_runner_fails_everyone_and_says_so() -> None:
     async with running() as bench:
         blocked = await bench.block()
         tasks = [asyncio.create_task(bench.batcher.submit(request(KILLER))) for _ in range(3)]
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 3)
+        await bench.until(lambda: bench.scheduler.used.sequences == 3)
         bench.engine.gate.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         await blocked
@@ -356,7 +356,7 @@ async def test_who_is_displaced_gets_the_refusal_of_a_full_queue() -> None:
     async with running(bound=3) as bench:
         blocked = await bench.block()
         low = asyncio.create_task(bench.batcher.submit(request(2, 3, priority=Priority.LOW)))
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        await bench.until(lambda: bench.scheduler.used.sequences == 2)
         high = asyncio.create_task(bench.batcher.submit(request(4, 5, priority=Priority.HIGH)))
         with pytest.raises(QueueFullError, match="given way") as refused:
             await low
@@ -398,7 +398,7 @@ async def test_each_request_has_an_error_of_its_own() -> None:
     async with running() as bench:
         blocked = await bench.block()
         tasks = [asyncio.create_task(bench.batcher.submit(request(n))) for n in (2, 3)]
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 2)
+        await bench.until(lambda: bench.scheduler.used.sequences == 2)
         stopping = asyncio.create_task(bench.batcher.stop())
         one, other = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(one, UnavailableError)
@@ -527,7 +527,7 @@ async def test_a_drain_starts_what_waits_for_company() -> None:
     async with running() as bench:
         bench.scheduler._max_wait_seconds = 1000.0
         waits = asyncio.create_task(bench.batcher.submit(request(2)))
-        await bench.until(lambda: bench.scheduler.num_queued_sequences == 1)
+        await bench.until(lambda: bench.scheduler.used.sequences == 1)
         bench.batcher.stop_waiting()
         await waits
 
@@ -553,7 +553,7 @@ async def test_stop_fails_what_waits_and_lets_what_runs_end() -> None:
     bench.batcher.start()
     blocked = await bench.block()
     waits = asyncio.create_task(bench.batcher.submit(request(2)))
-    await bench.until(lambda: bench.scheduler.num_queued_sequences == 1)
+    await bench.until(lambda: bench.scheduler.used.sequences == 1)
     stopping = asyncio.create_task(bench.batcher.stop())
     with pytest.raises(UnavailableError):
         await waits

@@ -156,4 +156,4 @@ class TestCallers:
             queue.put(request(1, caller="two"), 0.0)
             queue.end(gone)
         assert len(queue._queue._lanes[NORMAL]["one"].entries) <= 65
-        assert queue.num_queued_sequences == 1000
+        assert queue.used.sequences == 1000

@@ -2,17 +2,17 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from service.bounds import Bounds
 from service.errors import DeadlineError
-from service.metrics import BOUNDS, Metrics
+from service.metrics import Metrics
 from service.version import installed_version
 
 METHODS, CODES, REASONS = (
@@ -170,31 +170,26 @@ def test_the_model_is_described_by_its_labels(metrics: Metrics) -> None:
 
 @dataclass
 class FakeQueue:
-    num_queued_sequences: int = 3
-    num_queued_tokens: int = 40
-    num_requests_in_flight: int = 2
-    num_bytes_in_flight: int = 500
-    parts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))
-
-    def fullness(self, bound: str, /) -> float:
-        return self.parts[bound]
+    used: Bounds
+    bounds: Bounds = Bounds(tokens=160, sequences=6, requests=8, bytes=500)
 
 
 def test_what_waits_and_what_is_in_flight_is_read_at_each_scrape(metrics: Metrics) -> None:
     names = ("queue_sequences", "queue_tokens", "model_requests_in_flight", "model_bytes_in_flight")
-    queue = FakeQueue()
+    queue = FakeQueue(Bounds(tokens=40, sequences=3, requests=2, bytes=500))
     metrics.of_model("tiny", "3").watch_queue(queue)
     assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [3, 40, 2, 500]
-    queue.__init__(0, 0, 0, 0)  # type: ignore[misc]  # every field anew
+    queue.used = Bounds(0, 0, 0, 0)
     assert [value(metrics, f"mhsa_{name}", **MODEL) for name in names] == [0, 0, 0, 0]
 
 
 def test_how_full_each_bound_is_is_read_at_each_scrape(metrics: Metrics) -> None:
-    parts = {"tokens": 0.25, "sequences": 0.5, "requests": 0.75, "bytes": 1.0}
-    metrics.of_model("tiny", "3").watch_queue(FakeQueue(parts=parts))
-    found = {bound: value(metrics, "mhsa_queue_fullness_ratio", **MODEL, bound=bound) for bound in parts}
-    assert found == parts
-    parts.update(tokens=0.0)
+    queue = FakeQueue(Bounds(tokens=40, sequences=3, requests=6, bytes=500))
+    metrics.of_model("tiny", "3").watch_queue(queue)
+    bounds = ("tokens", "sequences", "requests", "bytes")
+    found = [value(metrics, "mhsa_queue_fullness_ratio", **MODEL, bound=bound) for bound in bounds]
+    assert found == [0.25, 0.5, 0.75, 1.0]
+    queue.used = Bounds(0, 0, 0, 0)
     assert value(metrics, "mhsa_queue_fullness_ratio", **MODEL, bound="tokens") == 0.0
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from service.admission import Bounds
+from service.bounds import Bounds
 from service.cost_model import CostModel, Sample
 from service.cost_tracker import FEW_RUNS, WINDOW_RUNS, CostTracker
 from service.errors import DeadlineError
@@ -232,7 +232,7 @@ class TestDeadlines:
         queue = scheduler()
         with pytest.raises(DeadlineError, match="5000 ms away, and the request would be done in 9000 ms"):
             queue.put(request(8, deadline=5.0), 0.0)
-        assert (queue.num_queued_tokens, queue.num_requests_in_flight) == (0, 0)
+        assert (queue.used.tokens, queue.used.requests) == (0, 0)
 
     def test_a_miss_by_less_than_a_millisecond_reads_as_one(self) -> None:
         with pytest.raises(DeadlineError, match="8999 ms away, and the request would be done in 9000 ms"):
@@ -279,7 +279,7 @@ class TestDeadlines:
         decision = queue.take(7.0)
         assert decision.expired == [late]
         assert [entry.request for entry in decision.batch] == [good]
-        assert queue.num_queued_tokens == 0
+        assert queue.used.tokens == 0
 
     def test_one_that_cannot_be_met_any_more_is_not_run_where_others_wait(self) -> None:
         queue = scheduler()
@@ -414,7 +414,7 @@ def test_a_removed_request_frees_its_share_at_once_and_is_never_taken() -> None:
     queue.end(gone)
     queue.put(stays, 0.0)
     assert taken(queue) == [(stays, 0)]
-    assert queue.num_queued_sequences == 0
+    assert queue.used.sequences == 0
 
 
 def test_ending_twice_or_after_the_run_changes_nothing() -> None:
@@ -422,10 +422,10 @@ def test_ending_twice_or_after_the_run_changes_nothing() -> None:
     done = request(3, num_bytes=7)
     queue.put(done, 0.0)
     taken(queue)
-    assert (queue.num_requests_in_flight, queue.num_bytes_in_flight) == (1, 7)
+    assert (queue.used.requests, queue.used.bytes) == (1, 7)
     queue.end(done)
     queue.end(done)
-    assert (queue.num_queued_tokens, queue.num_requests_in_flight, queue.num_bytes_in_flight) == (0, 0, 0)
+    assert (queue.used.tokens, queue.used.requests, queue.used.bytes) == (0, 0, 0)
 
 
 def test_clear_gives_back_everyone_who_waits() -> None:
@@ -435,7 +435,7 @@ def test_clear_gives_back_everyone_who_waits() -> None:
     queue.put(second, 0.0)
     assert queue.clear() == [first, second]
     assert taken(queue) == []
-    assert queue.num_queued_sequences == 0
+    assert queue.used.sequences == 0
 
 
 def test_ten_thousand_dead_before_the_living_are_passed() -> None:

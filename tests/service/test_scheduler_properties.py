@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from service.admission import Bounds
+from service.bounds import Bounds
 from service.cost_model import CostModel
 from service.cost_tracker import CostTracker
 from service.errors import DeadlineError, InvalidRequestError, QueueFullError
@@ -238,14 +238,8 @@ class AnyInterleaving(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right_and_within_bounds(self) -> None:
-        counted = Bounds(
-            self.queue.num_queued_tokens,
-            self.queue.num_queued_sequences,
-            self.queue.num_requests_in_flight,
-            self.queue.num_bytes_in_flight,
-        )
-        assert counted == self.load()
-        assert all(used <= bound for used, bound in zip(counted, BOUNDS, strict=True))
+        assert self.queue.used == self.load()
+        assert all(used <= bound for used, bound in zip(self.queue.used, BOUNDS, strict=True))
 
     @invariant()
     def lanes_add_up(self) -> None:
@@ -265,7 +259,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         for run in self.runs:
             self.queue.finish(run)
         self.runs = []
-        for _ in range(self.queue.num_queued_sequences):
+        for _ in range(self.queue.used.sequences):
             self.take()
             for run in self.runs:
                 self.queue.finish(run)
