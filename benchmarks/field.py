@@ -4,7 +4,6 @@ Two servers, the load generator and the offline runner are open for the whole ru
 take no CPU.
 """
 
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from types import FrameType
 from typing import TypeVarTuple, Unpack
 
 from benchmarks import load, offline
@@ -67,15 +65,6 @@ def open_field(bundle: Bundle, checkpoint: Path | None) -> Iterator[Field]:
             ours=start_server(stack, "service", models),
             unbatched=start_server(stack, "benchmarks.unbatched", models),
         )
-
-
-def end_on_sigterm() -> None:
-    """Take SIGTERM as Ctrl-C, which ends what was started too."""
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _export_padded(checkpoint: Path, work: Path) -> Path:

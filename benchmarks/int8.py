@@ -23,11 +23,11 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from benchmarks import machine
+from benchmarks.comparison import Stopwatch, comparison_parser, is_chosen, parse_comparison, run_comparison
 from benchmarks.contenders import BUDGETS, rotated
 from benchmarks.int8_candidates import CANDIDATES, OURS
 from benchmarks.measurement import Slice, ratio, sequences_per_second
 from benchmarks.offline import run_batches
-from benchmarks.options import comparison_parser, parse_comparison
 from benchmarks.report import new_table
 from benchmarks.traces import Batch, by_budget, mixed_trace, round_up, short_trace
 from export.quality import MAX_COMPANY_ERROR, MIN_COSINE, MIN_SPEARMAN, QualityReport, measure_quality
@@ -35,7 +35,6 @@ from export.texts import Tokenize, calibration_probes, held_out_probes
 from service.bundle import TOKENIZER, read_bundle
 from service.cpu import available_cpus
 from service.engine import Engine
-from service.errors import BundleError, StartupError
 
 FP32 = "fp32"
 MIN_RATE = 1.4
@@ -67,12 +66,12 @@ class Figures:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-    try:
+
+    def compare() -> int:
         with tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-") as work:
             return _run(options, Path(work), Console(width=140, highlight=False))
-    except (BundleError, StartupError) as error:
-        print(f"benchmarks.int8: {error}", file=sys.stderr)
-        return 2
+
+    return run_comparison("benchmarks.int8", compare)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -82,26 +81,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         rounds=7,
         seconds=0.7,
         slice_="of a slice of fp32",
+        only="candidates with TEXT in their name",
     )
-    parser.add_argument("--only", action="append", metavar="TEXT", help="only candidates with TEXT in their name")
     return parse_comparison(parser, arguments)
 
 
 def _run(options: argparse.Namespace, work: Path, console: Console) -> int:
-    started = time.monotonic()
+    stopwatch = Stopwatch()
     logging.disable(logging.WARNING)  # the library's, through the root logger
     onnxruntime.set_default_logger_severity(3)
     console.print(machine.describe())
     engines, rows = _make_rows(options, work, console)
-    foreign = machine.foreign_cpu_seconds()
-    figures = Figures(rows, {trace: _measure(trace, engines, options) for trace in TRACES})
-    foreign = machine.foreign_cpu_seconds() - foreign
+    with stopwatch.during_rounds():
+        figures = Figures(rows, {trace: _measure(trace, engines, options) for trace in TRACES})
     console.print(candidates_table(figures))
     is_missed = OURS in rows and print_verdicts(figures, console)
-    console.print(
-        f"{options.rounds} rounds; {time.monotonic() - started:.0f} s in all; "
-        f"during the rounds others took {foreign:.0f} CPU seconds of this machine"
-    )
+    console.print(stopwatch.summary(options.rounds))
     return int(is_missed)
 
 
@@ -114,7 +109,7 @@ def _make_rows(options: argparse.Namespace, work: Path, console: Console) -> tup
     probes = held_out_probes(tokenize, limit)
     graphs = {FP32: bundle.graph_path("fp32")}
     for name, make in CANDIDATES.items():
-        if not options.only or any(text in name for text in options.only):
+        if is_chosen(name, options.only):
             started = time.monotonic()
             graphs[name] = work / str(len(graphs)) / "int8.onnx"
             graphs[name].parent.mkdir()

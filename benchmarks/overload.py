@@ -25,12 +25,12 @@ from rich.table import Table
 
 from benchmarks import load, machine, open_loop
 from benchmarks.arrivals import poisson_times
+from benchmarks.comparison import Stopwatch, comparison_parser, is_chosen, parse_comparison, run_comparison
 from benchmarks.contenders import rotated
-from benchmarks.field import end_on_sigterm, models_directory, one_process, start_server
+from benchmarks.field import models_directory, one_process, start_server
 from benchmarks.foretold import fitted, foretell, read_device
 from benchmarks.load import Address, LoadError, encode
 from benchmarks.open_loop import Message, Offered, Schedule
-from benchmarks.options import comparison_parser, parse_comparison
 from benchmarks.outcomes import Tally, Window
 from benchmarks.overload_report import (
     FORETOLD_NOTE,
@@ -52,9 +52,7 @@ from benchmarks.overload_report import (
 )
 from benchmarks.terms import FILL_SECONDS, OURS, RIVALS, TIMEOUT_SECONDS
 from benchmarks.traces import Batch, by_count, mixed_trace
-from deploy.process import ServerProcessError
 from service.bundle import Bundle, read_bundle
-from service.errors import StartupError
 
 # Few enough tokens to be answered in a tenth of the deadline, so many that the generator, which wants CPU too, gets by
 # with a fiftieth of what the server has.
@@ -138,16 +136,12 @@ def plan(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-    end_on_sigterm()
-    try:
+
+    def compare() -> int:
         with tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-") as work:
             return _run(options, Path(work), Console(width=160, highlight=False))
-    except (LoadError, ServerProcessError, StartupError) as error:
-        print(f"benchmarks.overload: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks.overload: interrupted", file=sys.stderr)
-        return 130
+
+    return run_comparison("benchmarks.overload", compare)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -157,22 +151,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         rounds=5,
         seconds=4.0,
         slice_="of a slice that count",
+        only="rows with TEXT in their name",
     )
-    parser.add_argument("--only", action="append", metavar="TEXT", help="only rows with TEXT in their name")
     return parse_comparison(parser, arguments)
 
 
 def _run(options: argparse.Namespace, work: Path, console: Console) -> int:
-    started = time.monotonic()
+    stopwatch = Stopwatch()
     console.print(machine.describe())
     bundle = read_bundle(options.bundle)
     console.print(f"{bundle.manifest.name}, bundle {bundle.digest[:16]}\nstarting ...")
-    rows = [row for row in _rows() if not options.only or any(text in str(row) for text in options.only)]
+    rows = [row for row in _rows() if is_chosen(str(row), options.only)]
     with ExitStack() as stack:
         field = _open_field(stack, bundle, work, options, {row.server for row in rows})
-        foreign = machine.foreign_cpu_seconds()
-        rounds = list(_run_rounds(field, rows, options.rounds, console))
-        foreign = machine.foreign_cpu_seconds() - foreign
+        with stopwatch.during_rounds():
+            rounds = list(_run_rounds(field, rows, options.rounds, console))
     if not rounds:
         raise LoadError("the load generator never kept its schedule; leave it more of the machine")
     for part in (loads_table(rounds), LOADS_NOTE, refusals_table(rounds), REFUSALS_NOTE):
@@ -182,10 +175,7 @@ def _run(options: argparse.Namespace, work: Path, console: Console) -> int:
             console.print(part)
     verdicts = judge(rounds)
     console.print(wanted_table(verdicts))
-    console.print(
-        f"{len(rounds)} rounds; {time.monotonic() - started:.0f} s in all; "
-        f"during the rounds others took {foreign:.0f} CPU seconds of this machine"
-    )
+    console.print(stopwatch.summary(len(rounds)))
     return int(any(verdict.is_missed for verdict in verdicts))
 
 
