@@ -1,6 +1,7 @@
 """The Helm chart, rendered by Helm itself (PyPI's helm-python-sdk: Helm 4 as a library; it needs no cluster)."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import helm_python
@@ -12,12 +13,23 @@ from tests.deploy.paths import CHART
 Values = dict[str, Any]  # Any: what YAML holds
 # The one value without which nothing can be served.
 NEEDED: Values = {"model": {"pvc": {"claimName": "models"}}}
+# Maps whose keys are the users': one value each.
+_FREE = ("resources.limits", "monitoring.dashboardLabels")
 
 
 def defaults() -> Values:
     """values.yaml."""
     values: Values = yaml.safe_load((CHART / "values.yaml").read_text())
     return values
+
+
+def leaves(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no map, by its path; an empty map is one that users fill."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value and f"{prefix}{key}" not in _FREE:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def merged(base: Values, changes: Values) -> Values:

@@ -5,14 +5,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import helm_python
 import pytest
 import yaml
 
 from service.config import parse_settings
-from tests.deploy.chart import NEEDED, Values, container, defaults, merged, objects, one, pod, texts
+from tests.deploy.chart import NEEDED, Values, container, defaults, leaves, merged, objects, one, pod, texts
 from tests.deploy.kubernetes import VERSIONS, Object, errors, is_restricted
 from tests.deploy.paths import CHART, GRAFANA
 
@@ -320,19 +319,6 @@ def test_the_package_holds_every_file_that_a_release_needs(tmp_path: Path) -> No
     with helm_python.Chart.load(archive) as chart:
         rendered = chart.render(NEEDED, name="mhsa-serve", namespace="default")
     assert rendered == texts()
-
-
-# Maps whose keys are the users': one value each.
-FREE = ("resources.limits", "monitoring.dashboardLabels")
-
-
-def leaves(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no map, by its path; an empty map is one that users fill."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value and f"{prefix}{key}" not in FREE:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def described(path: str) -> str:

@@ -1,6 +1,7 @@
 """deploy/nginx/nginx.conf before two servers: what clients see through it is what they would see without it."""
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -20,9 +21,10 @@ from grpc_status import rpc_status
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client import EncoderClient
+from service.config import Settings
 from service.errors import QueueFullError
 from service.request import Request
-from tests.deploy.nginx import run_nginx
+from tests.deploy.nginx import CONFIG, run_nginx
 from tests.integration.server_process import TestedServer, write_certificate
 from tests.wire import Wire, encode_request, receive, running, send
 
@@ -281,3 +283,26 @@ def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             EncoderServiceStub(channel).Encode(encode_request([[1]]), timeout=30)
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_what_no_test_can_wait_for_is_set() -> None:
+    found = dict(re.findall(r"^ *(\w+) ([^#\n]+);$", CONFIG.read_text(), re.MULTILINE))
+    own = Settings(models=Path())
+    waits = ("client_body_timeout", "grpc_read_timeout", "grpc_send_timeout", "keepalive_timeout")
+    assert {found[name] for name in waits} == {"1h"}
+    assert own.max_connection_age_seconds + own.max_connection_age_grace_seconds < 3600, "the servers end streams first"
+    assert int(found["keepalive_requests"]) >= 1_000_000
+    assert int(found["http2_max_concurrent_streams"]) > 128, "nginx's own; the servers have no limit"
+    assert found["grpc_socket_keepalive"] == "on"
+    assert found["worker_shutdown_timeout"] == "10s"
+
+
+def test_a_server_that_is_gone_is_left_soon_and_tried_again_soon() -> None:
+    text = CONFIG.read_text()
+    found = dict(re.findall(r"^ *(\w+) ([^#\n]+);$", text, re.MULTILINE))
+    servers = re.findall(r"^ *server 127\.0\.0\.1:\d+ (.+);$", text, re.MULTILINE)
+    assert servers == ["fail_timeout=1s", "fail_timeout=1s"]
+    assert found["grpc_connect_timeout"] == "1s"
+    assert found["grpc_next_upstream"].split() == ["error", "timeout"]
+    assert found["grpc_next_upstream_tries"] == str(len(servers)), "each once"
+    assert found["zone"] == "mhsa 64k", "workers share what they know of servers"

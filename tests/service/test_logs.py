@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,16 @@ def test_in_text_a_traceback_follows_the_facts(stream: io.StringIO) -> None:
     first, *rest = stream.getvalue().splitlines()
     assert first.endswith("failed reason=internal")
     assert rest[0].startswith("Traceback")
+
+
+def test_in_text_a_line_has_its_time_level_and_logger_and_the_level_is_the_least_that_is_written() -> None:
+    code = (
+        "import logging, sys; from service import logs; logs.configure('info', 'text', sys.stderr); "
+        "logging.getLogger('a').debug('no'); logging.getLogger('a').info('yes')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO a yes\n", done.stderr)
 
 
 CONFIGURED = "import sys, warnings; from service import logs; logs.configure('info', 'json', sys.stderr); "

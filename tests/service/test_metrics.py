@@ -1,6 +1,7 @@
 """Metrics by what a scrape shows: names by Prometheus' conventions, every series from the start, live gauges."""
 
 import asyncio
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -266,6 +267,25 @@ def test_a_full_batch_is_not_past_the_last_bucket_of_the_fill(metrics: Metrics) 
     metrics.of_model("tiny", "3").batch_fill.observe(1.0)
     assert value(metrics, "mhsa_batch_fill_ratio_bucket", **MODEL, le="1.0") == 1
     assert value(metrics, "mhsa_batch_fill_ratio_bucket", **MODEL, le="0.95") == 0
+
+
+def test_buckets_are_these(metrics: Metrics) -> None:
+    """Queries, alerts and objectives name edges, and one that has gone finds nothing."""
+    seconds = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
+    powers = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+    found = {
+        family.name: sorted({float(s.labels["le"]) for s in family.samples if "le" in s.labels} - {math.inf})
+        for family in families(metrics)
+        if family.type == "histogram"
+    }
+    assert found == {
+        "mhsa_request_duration_seconds": seconds,
+        "mhsa_queue_wait_seconds": seconds,
+        "mhsa_compute_seconds": seconds,
+        "mhsa_batch_sequences": powers,
+        "mhsa_batch_tokens": powers,
+        "mhsa_batch_fill_ratio": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0],
+    }
 
 
 def test_two_registries_share_nothing() -> None:

@@ -8,6 +8,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from service import tracing
 from service.tracing import RequestSpan
+from service.version import installed_version
 from tests.tracing import CALLER, NOT_SAMPLED, SAMPLED, TRACE, Traces, attributes, context, linked, parent_id, trace_id
 
 METHOD = "mhsa.encoder.v1.EncoderService/Encode"
@@ -156,6 +157,10 @@ def test_a_request_that_was_refused_before_the_queue_has_no_wait(traces: Traces)
         ("INTERNAL", "engine", StatusCode.ERROR),
         ("UNAVAILABLE", "draining", StatusCode.ERROR),
         ("DEADLINE_EXCEEDED", "deadline", StatusCode.ERROR),
+        ("RESOURCE_EXHAUSTED", "queue_full", StatusCode.UNSET),
+        ("UNKNOWN", "internal", StatusCode.ERROR),
+        ("UNIMPLEMENTED", "internal", StatusCode.ERROR),
+        ("DATA_LOSS", "internal", StatusCode.ERROR),
     ],
 )
 def test_only_what_the_server_could_not_do_is_an_error(
@@ -175,6 +180,12 @@ def test_the_service_is_named_by_the_operator_or_is_mhsa_serve(
     if variable is not None:
         monkeypatch.setenv("OTEL_SERVICE_NAME", variable)
     traces = Traces()
-    begin(traces).end("OK", None, model="", version="")
+    request = begin(traces)
+    run_batch(traces, request)
+    request.end("OK", None, model="", version="")
 
-    assert traces.one(METHOD).resource.attributes["service.name"] == name
+    for span in (traces.one(METHOD), traces.one("batch")):
+        assert span.resource.attributes["service.name"] == name
+        assert span.resource.attributes["service.version"] == installed_version()
+        assert span.instrumentation_scope is not None
+        assert span.instrumentation_scope.name == "mhsa-serve"

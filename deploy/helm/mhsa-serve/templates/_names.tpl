@@ -1,5 +1,5 @@
 {{- define "mhsa.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride -}}
 {{- end -}}
 
 {{/* At most 50 characters, so that it fits into the 63 of a name together with any suffix of ours. */}}
