@@ -6,7 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from unittest import mock
@@ -42,6 +42,11 @@ def serving(credentials: grpc.ServerCredentials | None = None, **statuses: int) 
         server.stop(None).wait()
 
 
+def check(target: str, *flags: str, environment: Mapping[str, str] | None = None) -> int:
+    """The command's exit code; it waits as long as a busy machine takes."""
+    return main(["--timeout", "60", "--target", target, *flags], environment or {})
+
+
 def tls(*names: str, not_after: datetime.datetime | None = None) -> grpc.ServerCredentials:
     leaf = trustme.CA().issue_cert(*names, not_after=not_after)
     chain = b"".join(pem.bytes() for pem in leaf.cert_chain_pems)
@@ -50,30 +55,30 @@ def tls(*names: str, not_after: datetime.datetime | None = None) -> grpc.ServerC
 
 def test_a_serving_server_is_0_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as target:
-        assert main(["--target", target], {}) == 0
+        assert check(target) == 0
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_server_that_does_not_serve_is_1_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(ready=NOT_SERVING) as target:
-        assert main(["--target", target], {}) == 1
+        assert check(target) == 1
     assert capsys.readouterr().err == f"mhsa-serve healthcheck: {target}: NOT_SERVING\n"
 
 
 def test_the_service_asked_for_is_the_one_that_counts() -> None:
     with serving(ready=NOT_SERVING, live=SERVING) as target:
-        assert main(["--target", target, "--service", ""], {}) == 0
+        assert check(target, "--service", "") == 0
 
 
 def test_a_service_that_is_not_there_is_1(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as target:
-        assert main(["--target", target, "--service", "other"], {}) == 1
+        assert check(target, "--service", "other") == 1
     assert "NOT_FOUND" in capsys.readouterr().err
 
 
 def test_nobody_there_is_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [port] = free_ports(1)
-    assert main(["--target", f"127.0.0.1:{port}"], {}) == 1
+    assert check(f"127.0.0.1:{port}") == 1
     error = capsys.readouterr().err
     assert (error.count("\n"), "UNAVAILABLE" in error) == (1, True)
 
@@ -91,7 +96,7 @@ def test_a_server_that_is_silent_is_1_after_the_timeout(
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "localhost"])
 def test_without_a_target_the_server_of_the_same_environment_is_asked(host: str) -> None:
     with serving() as target:
-        assert main([], {"MHSA_HOST": host, "MHSA_GRPC_PORT": target.partition(":")[2]}) == 0
+        assert main(["--timeout", "60"], {"MHSA_HOST": host, "MHSA_GRPC_PORT": target.partition(":")[2]}) == 0
 
 
 def test_a_port_that_only_the_server_knows_must_be_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +117,7 @@ def test_a_proxy_is_not_for_the_server_beside(monkeypatch: pytest.MonkeyPatch) -
     [port] = free_ports(1)
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
     with serving() as target:
-        assert main(["--target", target], {}) == 0
+        assert check(target) == 0
 
 
 @pytest.mark.parametrize(
@@ -128,13 +133,13 @@ def test_a_proxy_is_not_for_the_server_beside(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_tls_is_spoken_whatever_the_certificate_names(names: list[str]) -> None:
     with serving(tls(*names)) as target:
-        assert main(["--target", target], {"MHSA_TLS_CERT": "/run/tls.crt"}) == 0
-        assert main(["--target", target, "--tls"], {}) == 0
+        assert check(target, environment={"MHSA_TLS_CERT": "/run/tls.crt"}) == 0
+        assert check(target, "--tls") == 0
 
 
 def test_a_server_that_speaks_tls_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(tls("127.0.0.1")) as target:
-        assert main(["--target", target], {}) == 1
+        assert check(target) == 1
     assert capsys.readouterr().err.endswith("; it speaks TLS: give --tls\n")
 
 
@@ -142,7 +147,7 @@ def test_a_certificate_with_nothing_but_a_common_name_will_do() -> None:
     leaf = trustme.CA().issue_cert(common_name="encoder")
     pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
     with serving(grpc.ssl_server_credentials([pair])) as target:
-        assert main(["--target", target, "--tls"], {}) == 0
+        assert check(target, "--tls") == 0
 
 
 def test_every_step_has_only_what_the_steps_before_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +185,7 @@ def test_a_timeout_that_is_none_is_refused(seconds: str, capsys: pytest.CaptureF
 
 def test_an_expired_certificate_is_1(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(tls("a.example", not_after=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))) as target:
-        assert main(["--target", target, "--tls"], {}) == 1
+        assert check(target, "--tls") == 1
     assert "expired" in capsys.readouterr().err
 
 

@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -101,6 +104,18 @@ async def test_sigint_ends_it_well(tiny_bundle: Path) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     assert await process == 0
     await server.stop()
+
+
+async def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.server._TRACES_SECONDS", 0.01)
+    server, is_answered = Server(settings(tiny_bundle)), threading.Event()
+    tracing = SimpleNamespace(close=is_answered.wait)
+    server.instruments = replace(server.instruments, tracing=tracing)  # type: ignore[arg-type]  # only closed here
+    await server.flush()
+    assert not is_answered.is_set()
+    is_answered.set()  # lets the thread that still waits end
 
 
 async def test_a_model_that_fails_to_load_stops_the_start(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
