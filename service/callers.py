@@ -1,10 +1,10 @@
-"""Who calls, by what a call's metadata shows: bearer tokens, tenants, and the name under which a caller has its share.
+"""Who calls, by the call's metadata: bearer tokens, tenants, and the name whose fair share a call counts for.
 
-What a caller shows is digested and looked up, so the time taken tells nothing of a token that came close, and a
-thousand tokens cost what one does.
+A caller's token is hashed and looked up: the time this takes does not depend on how much of a token was right, nor on
+the number of tokens.
 
-A tenant's name is believed as it comes. It is for gateways that know their users and hold the one token; where callers
-could name themselves, each would have as many shares as it makes up names.
+A tenant's name is believed. It is meant for gateways that know their users and hold the only token: callers who could
+name themselves would get one more share with every name that they invent.
 """
 
 import logging
@@ -19,7 +19,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 TOKEN_KEY = "authorization"
 TENANT_KEY = "mhsa-tenant"
-# The name of everybody who has none.
+# The name of callers without one.
 EVERYBODY = ""
 _BEARER = "bearer "
 

@@ -161,7 +161,7 @@ class Executor:
             "longest": packed.longest,
             "fill": packed.fill,
         }
-        return self._tracing.note_batch(requests, facts, times, None if error is None else error.reason)
+        return self._tracing.record_batch(requests, facts, times, None if error is None else error.reason)
 
     def _checked(self, encoding: Encoding) -> Encoding | EngineError:
         is_finite = np.isfinite(encoding.pooled).all() and (

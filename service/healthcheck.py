@@ -1,10 +1,10 @@
 """`mhsa-serve healthcheck`: is the server beside us serving? For a container's HEALTHCHECK and for exec probes.
 
-It is started every few seconds on a machine that has better things to do, so it imports gRPC and nothing heavier. It
-reads the server's own environment, so that a port is told once. Exit codes are 0 and 1: Docker keeps 2 to itself.
+It runs every few seconds beside a busy server, so it imports gRPC and nothing heavier. It reads the server's own
+variables, so that ports are configured once. Exit codes are 0 and 1, since Docker reserves 2.
 
-A server's certificate names what its clients call it, not 127.0.0.1, so the check trusts the certificate that it is
-shown, as the kubelet does. An expired one fails: no client can call then.
+A server's certificate is for the name that clients use, not for 127.0.0.1. So the check trusts whatever certificate the
+server shows, as the kubelet does. An expired one fails, since then no client can call.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from service.config import read_setting
 from service.errors import StartupError
 
-# protos.encoder_pb2 would tell, at the price of building every message of the API.
+# Written out, since importing protos.encoder_pb2 builds every message of the API. A test compares the two.
 READY = "mhsa.encoder.v1.EncoderService"
-_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what cannot be called: where it listens too
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # an address to listen on that cannot be called: one that can
 
 
 class NotServingError(Exception):
-    """The server does not serve, or does not answer; the text is one line."""
+    """The server is not SERVING, or does not answer; the text is one line."""
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
 def check(target: str, service: str, *, is_tls: bool, seconds: float) -> None:
     """Raises `NotServingError` unless `service` is SERVING at `target`, HOST:PORT, within so many seconds."""
-    # A proxy for the outside world has no way to a container's own loopback.
+    # The environment may name a proxy, which cannot reach this container's loopback.
     options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
     left = _countdown(seconds)
     try:
@@ -102,7 +102,7 @@ def _shown_certificate(target: str, left: Callable[[], float]) -> tuple[str, str
     shown = ssl.get_server_certificate(address, timeout=left())
     context = ssl.create_default_context(cadata=shown)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever signed it does not matter
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it whoever has signed it
     with socket.create_connection(address, left()) as plain, context.wrap_socket(plain) as connection:
         return shown, _a_name_of(connection.getpeercert() or {})
 

@@ -85,7 +85,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         request_id.set(choose_request_id(details.invocation_metadata))
         trace_id.set(trace_id_of(details.invocation_metadata))
         if (tracing := self._instruments.tracing) is not None:
-            remote.set((tracing.caller_of(details.invocation_metadata), details.method.removeprefix("/")))
+            remote.set((tracing.extract(details.invocation_metadata), details.method.removeprefix("/")))
         try:
             caller.set(self._callers.name(details.invocation_metadata))
         except RequestError as error:

@@ -1,7 +1,7 @@
-"""How a line of the log looks: text for people, or one JSON object a line for machines.
+"""The format of log lines: text for people, or one JSON object per line for machines.
 
-What a line is about (request, trace, method, caller, model) comes from the context it is written in, so that every line
-below a call says it and nobody passes it along. Threads that serve no one call have none.
+Request, trace, method, caller and model of a line come from context variables, so that every line written during a call
+has them and no function passes them on. Threads that serve many calls have none.
 """
 
 import json
@@ -17,9 +17,9 @@ from typing import Literal, TextIO
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 trace_id: ContextVar[str] = ContextVar("trace_id", default="")
 method: ContextVar[str] = ContextVar("method", default="")
-# Under whose name the call has its share of the server; a name out of the token file, or a tenant's.
+# Whose fair share the call counts for: a name from the token file, or a tenant.
 caller: ContextVar[str] = ContextVar("caller", default="")
-# Set once the request has named a model that is served; what a client made up is in no line.
+# Set only when the request has named a model that is served, so that clients cannot write names into the log.
 model: ContextVar[str] = ContextVar("model", default="")
 version: ContextVar[str] = ContextVar("version", default="")
 _SUBJECT = (request_id, trace_id, method, caller, model, version)
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 
 def fields(**facts: object) -> dict[str, dict[str, object]]:
-    """The `extra` of a log call: facts that a machine can read beside the message."""
+    """The `extra` of a log call: fields beside the message, for machines."""
     return {"fields": facts}
 
 
 def name_model(name: str, number: str) -> None:
-    """Say for the rest of the call which model and version serves it."""
+    """Set model and version for the rest of the call."""
     model.set(name)
     version.set(number)
 
@@ -50,7 +50,7 @@ def configure(level: str, log_format: Literal["text", "json"], stream: TextIO) -
 
 
 class TextFormatter(logging.Formatter):
-    """The message, then what it is about as name=value, then a traceback."""
+    """The message, then the fields as name=value, then a traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -60,7 +60,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line; a traceback is a string in it."""
+    """One object per line; a traceback is a string in it."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

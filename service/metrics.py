@@ -1,8 +1,8 @@
 """Every metric's name, help, unit and buckets. The registry is a parameter, so tests and servers never share one.
 
 Label values come only from what the server knows: model and version of a loaded bundle, method and code of the two
-APIs, a closed list of reasons. A name that a client made up is never a label. All series exist from the start, so that
-a rate over a first event is right.
+APIs, a closed list of reasons. Clients cannot create series. All series exist from the start, so that rate() sees the
+first event too.
 """
 
 from asyncio import CancelledError

@@ -1,16 +1,16 @@
-"""Traces by OpenTelemetry; imported only where an endpoint is set, so that it costs nothing where none is.
+"""Traces by OpenTelemetry. Imported only if an endpoint is set, so that it costs nothing otherwise.
 
-A request's span is begun when it comes, for the batches it will be in must be able to name it. Everything else is made
-after the fact, from times that were taken anyway:
+A request's span starts when the request arrives, because batches link to it. All other spans are made afterwards, from
+times that are measured anyway:
 
     Encode                        server span, child of the caller's
     ├── queue                     from arrival to its first run
     └── run                       from its first run to its last, linked to each batch it was in
-    batch                         a trace of its own: it belongs to many, and is linked to each
+    batch                         a trace of its own, since it serves many requests; linked to each
     └── compute                   the engine's part
 
 A batch is traced if one of its requests is. Sampling, headers, certificates, resource attributes and the sizes of the
-exporter's queue are the SDK's own OTEL_ variables.
+exporter's queue are set by the SDK's own OTEL_ variables.
 """
 
 import time
@@ -30,7 +30,7 @@ from opentelemetry.util.types import AttributeValue
 
 from service.version import installed_version
 
-# Source: OpenTelemetry's semantic conventions for gRPC servers; other codes are the caller's doing.
+# Source: OpenTelemetry's semantic conventions for gRPC servers; other codes are the caller's fault.
 _SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 _PROPAGATOR = TraceContextTextMapPropagator()
 _SCOPE = "mhsa-serve"
@@ -39,42 +39,42 @@ _Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Tracing:
-    """One for a process. `processor` takes the spans that ended."""
+    """One for each process. `processor` gets the spans that have ended."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         resource = _resource()
         self._processor = processor
         self._requests = _tracer(TracerProvider(resource=resource, shutdown_on_exit=False), processor)
-        # What is sampled is decided with the request; a batch of one that is sampled is there for its link.
+        # The sampler decides about requests. The batch of a sampled one is always kept, since the request links to it.
         batches = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
         self._batches = _tracer(batches, processor)
 
     @classmethod
     def to_collector(cls, endpoint: str) -> Self:
-        """Send spans to an OTLP collector from a thread of the SDK's; http:// is plain text, https:// is TLS."""
+        """Send spans to an OTLP collector, on a thread of the SDK; http:// is plain text, https:// is TLS."""
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
 
-    def caller_of(self, metadata: _Metadata) -> Context:
-        """What the caller says of the trace that it is in."""
+    def extract(self, metadata: _Metadata) -> Context:
+        """The trace context that the caller has sent."""
         return _PROPAGATOR.extract({key: value for key, value in metadata if isinstance(value, str)}, Context())
 
-    def begin(self, caller: Context, method: str, request_id: str) -> "RequestSpan | None":
-        """A request has come; None if it isn't to be traced. `method` is the gRPC path without its first slash."""
+    def start_request(self, caller: Context, method: str, request_id: str) -> "RequestSpan | None":
+        """The span of a request that has arrived; None if it is not sampled. `method` has no leading slash."""
         attributes = {"rpc.system.name": "grpc", "rpc.method": method, "mhsa.request_id": request_id}
         span = self._requests.start_span(method, caller, SpanKind.SERVER, attributes)
         return RequestSpan(self._requests, span) if span.is_recording() else None
 
     def of_model(self, model: str, version: str) -> "ModelTracing":
-        """What traces the batches of one model."""
+        """Traces the batches of one model."""
         return ModelTracing(self._batches, {"mhsa.model": model, "mhsa.version": version})
 
     def close(self) -> None:
-        """Send what has ended, and stop. It takes as long as the exporter's timeout if nobody takes it."""
+        """Send what has ended, and stop. Without a collector that answers this takes the exporter's timeout."""
         self._processor.shutdown()
 
 
 class RequestSpan:
-    """The span of one request, from its arrival on; `batches` are noted by the threads that run them."""
+    """The span of one request. The runner threads add the batches that it is in."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -85,23 +85,23 @@ class RequestSpan:
         self.exemplar = {"trace_id": self.trace_id}
 
     @property
-    def context(self) -> SpanContext:
-        """Its name to others."""
+    def span_context(self) -> SpanContext:
+        """What links to it hold."""
         return self._span.get_span_context()
 
     def describe(self, *, arrival: float, num_sequences: int, num_tokens: int) -> None:
-        """Say what it asks for, once that is read. `arrival` is in monotonic seconds, as all times are."""
+        """Set what the request contains, once it is parsed. `arrival` is in monotonic seconds, like all times."""
         self._arrival = arrival
         self._span.set_attributes({"mhsa.sequences": num_sequences, "mhsa.tokens": num_tokens})
 
-    def note_batch(self, started: float, finished: float, batch: SpanContext) -> None:
-        """A batch that it was in has run."""
+    def add_batch(self, started: float, finished: float, batch: SpanContext) -> None:
+        """A batch with this request has run."""
         self._batches.append((started, finished, batch))
 
     def end(self, code: str, reason: str | None, *, model: str, version: str) -> None:
-        """It is answered: with the name of a gRPC code, and if it failed with the reason that the metrics count.
+        """The request is answered, with a gRPC status code; `reason` is that of the metrics, if it failed.
 
-        `model` and `version` are empty where it named none that is served.
+        `model` and `version` are empty if it named no model that is served.
         """
         batches, wall = list(self._batches), _wall_clock()
         if self._arrival is not None:
@@ -122,26 +122,26 @@ class RequestSpan:
 
 
 class ModelTracing:
-    """Traces the batches of one model; called from its runners' threads."""
+    """Traces the batches of one model; called by the runner threads."""
 
     def __init__(self, tracer: Tracer, attributes: Mapping[str, AttributeValue]) -> None:
         self._tracer = tracer
         self._attributes = attributes
 
-    def note_batch(
+    def record_batch(
         self,
         requests: Iterable[RequestSpan],
         facts: Mapping[str, AttributeValue],
         times: tuple[float, float, float],
         error: str | None,
     ) -> dict[str, str]:
-        """A batch has run, with these requests in it that are traced. The exemplar for its metrics.
+        """A batch with these traced requests has run; returns the exemplar for its metrics.
 
-        `times`: when it began, when the engine began, and when that was done.
+        `times`: when packing began, when the engine began, and when the engine ended.
         """
         started, computing, finished = map(_wall_clock(), times)
         requests = list(requests)
-        links = [Link(request.context) for request in requests]
+        links = [Link(request.span_context) for request in requests]
         attributes = {**self._attributes, **{f"mhsa.batch.{name}": fact for name, fact in facts.items()}}
         span = self._tracer.start_span("batch", Context(), attributes=attributes, links=links, start_time=started)
         _child(self._tracer, "compute", span, computing, finished)
@@ -150,7 +150,7 @@ class ModelTracing:
             span.set_status(Status(StatusCode.ERROR))
         span.end(finished)
         for request in requests:
-            request.note_batch(times[0], times[-1], span.get_span_context())
+            request.add_batch(times[0], times[-1], span.get_span_context())
         return {"trace_id": f"{span.get_span_context().trace_id:032x}"}
 
 
@@ -159,7 +159,7 @@ def _child(tracer: Tracer, name: str, parent: Span, started: int, ended: int, li
 
 
 def _wall_clock() -> Callable[[float], int]:
-    """From monotonic seconds to nanoseconds by the clock on the wall. Made anew for each span, since that gets set."""
+    """Turns monotonic seconds into nanoseconds of the wall clock, made anew for each span since that can be set."""
     difference = time.time_ns() - time.monotonic_ns()
     return lambda monotonic: difference + int(1e9 * monotonic)
 

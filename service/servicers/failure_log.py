@@ -1,12 +1,12 @@
-"""One line in the log for each request that did not end well; of a flood, the first lines and a count.
+"""One log line for each refused or failed request; if there are very many, the first ones and a count.
 
-Of each reason, 5 lines a second are written, and at the end of the second how many more there were: enough to see who
-and what, and at most some 2 kB a second and reason on a disk that a client in a loop could otherwise fill. What is left
-out costs a dictionary's update. Our own faults are no refusals: they are always written, where they are turned into a
-status, the engine's in one line and any other with its traceback.
+For each reason 5 lines are written per second, and at the end of the second how many more there were: enough to see who
+and what, and at most 2 kB per second and reason, since a client in a loop could otherwise fill the disk. A line that is
+left out costs the update of a dictionary. Faults of our own are not refusals and are always written, where they are
+turned into a status: the engine's in one line, any other with its traceback.
 
-The text of some refusals quotes what the caller sent. It is for the caller; the log has the reason, and the request id
-under which the caller can be asked.
+Some texts of refusals quote what the caller sent. They are only for the caller; the log has the reason, and the request
+id by which the caller can be asked.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from service.servicers.status import Failure
 MAX_LINES = 5
 WINDOW_SECONDS = 1.0
 
-# Whose texts quote nothing of the caller's.
+# Their texts never quote the caller.
 _OWN_WORDS = {
     QueueFullError.reason,
     DeadlineError.reason,
@@ -31,7 +31,7 @@ _OWN_WORDS = {
     UnauthenticatedError.reason,
     CANCELLED,
 }
-# What an operator may have to act on. The rest is between the caller and its program.
+# An operator may have to act on these. The others are for the caller to fix.
 _WARNINGS = {QueueFullError.reason, DeadlineError.reason, UnavailableError.reason, UnauthenticatedError.reason}
 
 log = logging.getLogger(__name__)

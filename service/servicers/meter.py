@@ -66,7 +66,7 @@ class Meter:
     def _begin_span(self) -> "RequestSpan | None":
         if self._tracing is None or (caller := remote.get()) is None:
             return None
-        traced = self._tracing.begin(*caller, request_id.get())
+        traced = self._tracing.start_request(*caller, request_id.get())
         span.set(traced)
         if traced is not None:
             trace_id.set(traced.trace_id)

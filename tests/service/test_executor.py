@@ -48,7 +48,7 @@ class Bench:
         self._executor.run(batch, alone=False, cancellation=Cancellation())
 
     def span(self) -> RequestSpan:
-        span = self.traces.tracing.begin(self.traces.tracing.caller_of(()), "Encode", "id")
+        span = self.traces.tracing.start_request(self.traces.tracing.extract(()), "Encode", "id")
         assert span is not None
         return span
 
@@ -73,7 +73,7 @@ def test_a_run_is_linked_to_the_traced_requests_in_it_once_each(bench: Bench) ->
     bench.run(request(1, 2, span=spans[0]), request(3), request(4, span=spans[1]))
 
     batch = bench.traces.one("batch")
-    assert linked(batch) == {span.context.span_id for span in spans}
+    assert linked(batch) == {span.span_context.span_id for span in spans}
     assert len(batch.links) == 2
     assert attributes(batch).items() >= {"mhsa.batch.sequences": 4, "mhsa.batch.tokens": 8}.items()
 
@@ -103,4 +103,4 @@ def test_the_wait_leads_to_the_requests_trace_and_the_run_to_the_batchs(bench: B
     (computed,) = bench.exemplars("mhsa_compute_seconds")
     assert waited.labels == {"trace_id": span.trace_id}
     assert computed.labels == {"trace_id": trace_id(bench.traces.one("batch"))}
-    assert context(bench.traces.one("batch")).trace_id != span.context.trace_id
+    assert context(bench.traces.one("batch")).trace_id != span.span_context.trace_id

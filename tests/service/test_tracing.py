@@ -24,13 +24,13 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
 
 
 def begin(traces: Traces, metadata: tuple[tuple[str, str], ...] = ()) -> RequestSpan:
-    span = traces.tracing.begin(traces.tracing.caller_of(metadata), METHOD, "call-1")
+    span = traces.tracing.start_request(traces.tracing.extract(metadata), METHOD, "call-1")
     assert span is not None
     return span
 
 
 def run_batch(traces: Traces, *requests: RequestSpan, times: tuple[float, float, float] = (41, 42, 44)) -> None:
-    traces.tracing.of_model("minilm", "3").note_batch(requests, FACTS, times, None)
+    traces.tracing.of_model("minilm", "3").record_batch(requests, FACTS, times, None)
 
 
 def seconds(span: ReadableSpan) -> tuple[float, float]:
@@ -65,7 +65,7 @@ def test_a_request_of_no_trace_begins_one(traces: Traces, metadata: tuple[tuple[
 
 
 def test_what_the_caller_does_not_trace_is_not_traced(traces: Traces) -> None:
-    assert traces.tracing.begin(traces.tracing.caller_of(NOT_SAMPLED), METHOD, "call-1") is None
+    assert traces.tracing.start_request(traces.tracing.extract(NOT_SAMPLED), METHOD, "call-1") is None
 
 
 def test_the_wait_and_the_run_are_children_with_the_times_that_were_taken(traces: Traces) -> None:
@@ -106,7 +106,7 @@ def test_a_batch_is_a_trace_of_its_own_linked_with_its_requests_both_ways(traces
 
 
 def test_a_batch_leads_from_its_metrics_to_its_own_trace(traces: Traces) -> None:
-    exemplar = traces.tracing.of_model("minilm", "3").note_batch([begin(traces)], FACTS, (41, 42, 44), None)
+    exemplar = traces.tracing.of_model("minilm", "3").record_batch([begin(traces)], FACTS, (41, 42, 44), None)
 
     assert exemplar == {"trace_id": trace_id(traces.one("batch"))}
 
@@ -116,14 +116,14 @@ def test_the_batch_of_a_sampled_request_is_there_whatever_the_sampler_says_of_ne
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     traces = Traces()
-    assert traces.tracing.begin(traces.tracing.caller_of(()), METHOD, "call-1") is None
+    assert traces.tracing.start_request(traces.tracing.extract(()), METHOD, "call-1") is None
     run_batch(traces, begin(traces, SAMPLED))
 
     assert len(traces.all("batch")) == 1
 
 
 def test_a_run_that_failed_says_why(traces: Traces) -> None:
-    traces.tracing.of_model("minilm", "3").note_batch([begin(traces)], FACTS, (41, 42, 44), "out_of_memory")
+    traces.tracing.of_model("minilm", "3").record_batch([begin(traces)], FACTS, (41, 42, 44), "out_of_memory")
 
     batch = traces.one("batch")
     assert attributes(batch)["error.type"] == "out_of_memory"
