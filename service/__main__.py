@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Exit code 0 after a drain, 1 if the engine died, 2 if it could not start; other commands have their own."""
     _open_standard_streams()
+    # By default gRPC's C++ writes a line of its own for whoever says to a TLS port what is no TLS, as port scanners do.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     name, *arguments = sys.argv[1:] or [""]
     code = _COMMANDS[name](arguments) if name in _COMMANDS else _serve(sys.argv[1:])
     logging.shutdown()

@@ -115,6 +115,8 @@ class Settings:
         for name, (low, high) in _RANGES.items():
             if not low <= (value := getattr(self, name)) <= high:
                 raise StartupError(f"{flag(name)} ({variable(name)}) is {value}; it takes {low} to {high}")
+        if 0 < (age := self.max_connection_age_seconds) < 0.1:  # each would end before it has carried a call
+            raise StartupError(f"--max-connection-age-seconds is {age}; it takes 0, or at least 0.1")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise StartupError("--tls-cert and --tls-key go together; one of them is missing")
         if self.otlp_endpoint is not None and not _is_endpoint(self.otlp_endpoint):
@@ -236,10 +238,11 @@ def read_setting(name: str, environment: Mapping[str, str] = os.environ) -> Any:
 def _is_endpoint(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
+        )
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", url)
 
 
 def changed(settings: Settings) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """From start to exit: what a caller, a probe and an operator see of a real process."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -311,3 +312,19 @@ def test_memory_does_not_grow_with_every_new_shape(minilm_server: TestedServer) 
 
     settled = run(60)
     assert run(60) < 1.1 * settled
+
+
+def test_who_speaks_no_tls_to_its_port_leaves_no_line_in_the_log(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Nor one of gRPC's C++, which is no JSON."""
+    certificate, key = write_certificate(trustme.CA(), tmp_path / "tls")
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    with TestedServer(tiny_bundle.parents[1], *tls, "--log-format", "json") as server:
+        server.wait_for_log("listening: gRPC")
+        with socket.create_connection((server.host, server.grpc_port), 60) as scanner:
+            scanner.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                while scanner.recv(1024):
+                    pass
+        server.stop()
+        for line in server.log().splitlines():
+            json.loads(line)

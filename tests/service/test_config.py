@@ -285,3 +285,8 @@ def test_the_readme_has_the_table_of_settings() -> None:
     )
     found = README.read_text().partition("<!-- settings -->\n")[2].partition("<!-- /settings -->")[0].strip()
     assert found == table, f"between <!-- settings --> and <!-- /settings --> README.md needs\n\n{table}\n"
+
+
+@pytest.mark.parametrize("age", ["0.001", "0.099"])
+def test_an_age_at_which_no_call_would_get_through_is_refused(age: str) -> None:
+    assert f"is {age}; it takes 0, or at least 0.1" in refusal([*MODELS, "--max-connection-age-seconds", age], {})
