@@ -63,6 +63,9 @@ def test_alerts_have_the_severities_that_the_clusters_routes_know() -> None:
 
     assert severities({}) == {"page", "ticket"}
     assert severities({"severities": {"page": "critical", "ticket": "warning"}}) == {"critical", "warning"}
+    assert severities({"severities": {"page": "1", "ticket": "no"}}) == {"1", "no"}, (
+        "which YAML takes for something else"
+    )
 
 
 def test_thresholds_are_the_edges_of_the_buckets() -> None:

@@ -150,6 +150,15 @@ def test_a_certificate_with_nothing_but_a_common_name_will_do() -> None:
         assert check(target, "--tls") == 0
 
 
+def test_a_step_that_has_nothing_left_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count(100, step=5)
+    monkeypatch.setattr("service.healthcheck.time", mock.Mock(monotonic=lambda: next(clock)))
+    assert main(["--target", "127.0.0.1:1", "--tls", "--timeout", "5"], {}) == 1
+    assert capsys.readouterr().err == "mhsa-serve healthcheck: 127.0.0.1:1: timed out\n"
+
+
 def test_every_step_has_only_what_the_steps_before_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a check with TLS could take three times its timeout, and the container's engine would kill it."""
     given: list[float] = []
@@ -191,7 +200,12 @@ def test_an_expired_certificate_is_1(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["--port", "1"], "--port"), (["--timeout", "soon"], "--timeout"), (["--target", "here"], "HOST:PORT")],
+    [
+        (["--port", "1"], "--port"),
+        (["--time", "1"], "--time"),
+        (["--timeout", "soon"], "--timeout"),
+        (["--target", "here"], "HOST:PORT"),
+    ],
 )
 def test_bad_usage_is_1_since_docker_keeps_2(
     arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
