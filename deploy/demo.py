@@ -1,7 +1,7 @@
 """`make run`: serves the exported model, encodes a few sentences through both APIs, and shows what came back.
 
-Then it keeps serving until Ctrl-C; with --oneshot it ends the server and exits 0 if all of it went well. The server is
-a child process like any other deployment of it, and the clients are a user's: nothing here reaches into the server.
+Then it serves until Ctrl-C. With --oneshot it stops the server and exits with 0 if everything went well. The server is
+a child process, and the clients are those that a user has: nothing here uses the server's internals.
 """
 
 import argparse
@@ -34,9 +34,9 @@ SENTENCES = (
     "How do I bake sourdough bread?",
     "A recipe for a crusty loaf made with wild yeast.",
 )
-# Both APIs carry float32, and one model answers: what is left is how batches were made up.
+# Both APIs carry float32, and the same model answers: only the make-up of batches can differ.
 TOLERANCE = 1e-5
-# With these the story of a batching server is told: how much came, in what batches, with how little waste, run on what.
+# How much came, in which batches, how full they were, and what the model runs on.
 METRICS = ("mhsa_requests_total", "mhsa_sequences_total", "mhsa_tokens_total", "mhsa_batch_", "mhsa_model_info")
 
 Vectors = NDArray[np.float32]
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(models: Path, *, is_oneshot: bool) -> int:
-    """Everything, in order; the exit code. Raises what stops it, with the server ended."""
+    """Serve, show, stop; returns the exit code. The server has ended also when this raises."""
     tokenizer = models / NAME / VERSION / TOKENIZER / "tokenizer.json"
     if not tokenizer.is_file():
         raise DemoError(f"{tokenizer} is missing; `make run` exports the model first")
@@ -124,7 +124,7 @@ def tokenize(path: Path, max_tokens: int) -> list[list[int]]:
 
 
 def encode_with_triton(target: str, ids: Sequence[Sequence[int]]) -> Vectors:
-    """The same through the Open Inference Protocol, padded as its clients do."""
+    """Encode through the Open Inference Protocol, padded as its clients do."""
     rows = np.array(list(itertools.zip_longest(*ids, fillvalue=0)), np.int64).T.copy()  # (B, S)
     lengths = np.array([len(row) for row in ids])
     mask = (np.arange(rows.shape[1]) < lengths[:, None]).astype(np.int64)  # (B, S)
@@ -160,7 +160,7 @@ def fetch_metrics() -> str:
 
 
 def metric_lines(page: str) -> list[str]:
-    """The lines that tell what the demo did: what is not zero, without buckets."""
+    """The lines that show what the demo did: those that are not zero, without buckets."""
     return [line for line in page.splitlines() if line.startswith(METRICS) and _tells(line)]
 
 

@@ -1,7 +1,7 @@
-"""A server as a child process: started, waited for until it serves, and ended whatever happens in between.
+"""A server as a child process: start it, wait until it serves, and stop it whatever happens in between.
 
-The child gets a process group of its own. Ctrl-C in a terminal goes to the whole foreground group; a child that got it
-too would drain before its parent asked, and take the parent's own request for a second one, which cuts the drain short.
+The child has a process group of its own. Ctrl-C in a terminal signals the whole foreground group: the child would start
+to drain at once, and take its parent's SIGTERM for a second signal, which cuts the drain short.
 """
 
 import contextlib
@@ -20,13 +20,14 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+# Only to end what hangs: a start takes seconds, also on a busy machine, and a stop the drain and the grace, 35 s.
 _START_SECONDS = 120.0
 _STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
 class ServerProcessError(Exception):
-    """The server did not start, or went away; the text is its own last line."""
+    """The server did not start, or has ended; the text is the last line of its log."""
 
 
 class ServerProcess:
@@ -45,7 +46,7 @@ class ServerProcess:
         self.metrics_port = metrics_port
 
     def __enter__(self) -> Self:
-        # A health check would be answered by whoever has the port, and the server be thought to serve.
+        # Another process on the port would answer the health check in the server's place.
         for port in (self.grpc_port, self.metrics_port):
             require_free(port, self.host)
         self._log = tempfile.TemporaryFile("w+")  # closed in __exit__
@@ -111,7 +112,7 @@ class ServerProcess:
 def require_free(port: int, host: str = "127.0.0.1") -> None:
     """Raises `ServerProcessError` when something listens on the port at `host`."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: past connections do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: TIME_WAIT does not count
         try:
             probe.bind((host, port))
         except OSError:

@@ -1,7 +1,7 @@
 """Prints what pyproject.toml requires for some extras, a line each: `python requirements.py cpu otel`.
 
-An image installs these first and the project's own code last. pip itself cannot install a project's requirements
-without the project, and a copy of the list would go stale. Runs in an image that has nothing but Python.
+Images install the requirements first and the project's own code last. pip cannot install a project's requirements
+without the project, and a copied list would go stale. It runs in an image that has nothing but Python.
 """
 
 import sys

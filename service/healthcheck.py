@@ -135,6 +135,7 @@ def _parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse
         default=READY,
         help="health service to ask for; '' is whether the process lives (default: %(default)s, whether it serves)",
     )
+    # Less than the 5 s after which Docker and the kubelet end the command, as our image and chart configure them.
     parser.add_argument("--timeout", type=_seconds, default=3.0, metavar="SECONDS", help="default: %(default)s")
     parser.add_argument(
         "--tls",

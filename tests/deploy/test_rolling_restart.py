@@ -1,4 +1,4 @@
-"""Servers leave and come while clients call: no call fails, and who comes gets a share.
+"""Servers stop and start while clients call: no call fails, and a new server gets its share.
 
 Loopback has as many addresses as a cluster: pods listen on one port at 127.0.0.1, 127.0.0.2, ..., and a name server
 says which are ready, as a headless Service's does. A pod that is replaced comes back under another address.

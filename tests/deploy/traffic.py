@@ -1,8 +1,8 @@
-"""Callers of every kind at once, so that each panel and each rule has something to show.
+"""Callers of every kind at once, so that every panel and every rule has data.
 
-Most are well served. Others send what is wrong, allow too little time, leave, or come all at once; the server is to
-have a bound of few requests in flight, so that of a crowd some are refused. How many go wrong depends on how fast the
-machine is; that some do does not, where `much` is more than any server does in the time allowed.
+Most are served well. Others send invalid requests, allow too little time, leave, or come all at once. Start the server
+with a low bound of requests in flight, so that some of a crowd are refused. How many fail depends on the machine's
+speed; that some do does not, if `much` is more than any server can do in the time allowed.
 """
 
 import asyncio
