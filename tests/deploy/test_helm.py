@@ -8,14 +8,12 @@ from pathlib import Path
 
 import helm_python
 import pytest
-import yaml
 
 from service.config import parse_settings
-from tests.deploy.chart import NEEDED, Values, container, defaults, leaves, merged, objects, one, pod, texts
+from tests.deploy.chart import NEEDED, Values, container, defaults, merged, objects, one, pod, texts
 from tests.deploy.kubernetes import VERSIONS, Object, errors, is_restricted
 from tests.deploy.paths import CHART, GRAFANA
 
-README = CHART / "README.md"
 AXES: dict[str, list[Values]] = {
     "model": [
         {"model": {"pvc": {"subPath": "team/models"}}},
@@ -319,30 +317,3 @@ def test_the_package_holds_every_file_that_a_release_needs(tmp_path: Path) -> No
     with helm_python.Chart.load(archive) as chart:
         rendered = chart.render(NEEDED, name="mhsa-serve", namespace="default")
     assert rendered == texts()
-
-
-def described(path: str) -> str:
-    node = json.loads((CHART / "values.schema.json").read_text())
-    for key in path.split("."):
-        node = node["properties"][key]
-    text: str = node["description"]
-    return text
-
-
-def test_the_readmes_table_is_what_values_and_schema_say() -> None:
-    rows = ["| value | default | what |", "|---|---|---|"]
-    for path, value in leaves(defaults()):
-        rows.append(f"| `{path}` | `{json.dumps(value)}` | {described(path)} |")
-    found = README.read_text().partition("<!-- values -->\n")[2].partition("<!-- /values -->")[0].strip()
-    table = "\n".join(rows)
-    assert found == table, f"between <!-- values --> and <!-- /values --> README.md of the chart needs\n\n{table}\n"
-
-
-def test_the_readmes_examples_render() -> None:
-    examples = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(examples) >= 4
-    for example in examples:
-        values = yaml.safe_load(example)
-        assert "model" in values, "as it stands nothing could be installed with it"
-        for found in objects(values):
-            assert errors(found, "1.37") == []
