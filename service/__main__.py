@@ -81,6 +81,8 @@ def _healthcheck(arguments: Sequence[str]) -> int:
 
 
 def _complain(line: str) -> None:
+    for handler in logging.getLogger().handlers:
+        handler.flush()  # this is the last line
     with contextlib.suppress(OSError):
         sys.stderr.write(line)
 

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
-from urllib.parse import urlsplit
 
 from service.caller_weights import parse_weights
 from service.errors import StartupError
@@ -119,7 +118,7 @@ class Settings:
             raise StartupError(f"--max-connection-age-seconds is {age}; it takes 0, or at least 0.1")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise StartupError("--tls-cert and --tls-key go together; one of them is missing")
-        if self.otlp_endpoint is not None and not _is_endpoint(self.otlp_endpoint):
+        if self.otlp_endpoint is not None and not _ENDPOINT.fullmatch(self.otlp_endpoint):
             raise StartupError(
                 f"--otlp-endpoint (MHSA_OTLP_ENDPOINT) is {self.otlp_endpoint!r}; it takes http://HOST:PORT, or https://"
             )
@@ -150,6 +149,9 @@ _RANGES = {
     "max_connection_age_seconds": (0, 86400),
     "max_connection_age_grace_seconds": (1, 86400),
 }
+
+# Scheme, perhaps a password, host, port.
+_ENDPOINT = re.compile(r"https?://([^\s/]*@)?(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+)(:[0-9]{1,5})?(/\S*)?")
 
 # Source: Kubernetes' pkg/kubelet/envvars, the form of Docker's container links.
 _LINK_NAME = re.compile(r"MHSA_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
@@ -233,16 +235,6 @@ def read_setting(name: str, environment: Mapping[str, str] = os.environ) -> Any:
     if text is None or _is_link(variable(name), text):
         return f.default
     return _from_environment(f, get_type_hints(Settings)[name], text)
-
-
-def _is_endpoint(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
-        )
-    except ValueError:
-        return False
 
 
 def changed(settings: Settings) -> dict[str, str]:

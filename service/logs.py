@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal, TextIO
 
+from service.log_writer import LogWriter
+
 # Set by the interceptor in the task that serves a call.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 trace_id: ContextVar[str] = ContextVar("trace_id", default="")
@@ -40,7 +42,7 @@ def name_model(name: str, number: str) -> None:
 
 def configure(level: str, log_format: Literal["text", "json"], stream: TextIO) -> None:
     """Send every logger's lines to `stream`; warnings, and exceptions that nobody caught in whatever thread, too."""
-    handler = logging.StreamHandler(stream)
+    handler = LogWriter(stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -25,6 +27,7 @@ import trustme
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from deploy.process import free_ports
 from protos import encoder_pb2 as pb
 from protos.encoder_pb2_grpc import EncoderServiceStub
 from service.client import EncoderClient
@@ -328,3 +331,28 @@ def test_who_speaks_no_tls_to_its_port_leaves_no_line_in_the_log(tiny_bundle: Pa
         server.stop()
         for line in server.log().splitlines():
             json.loads(line)
+
+
+def test_a_server_whose_log_nobody_reads_serves_and_ends(tiny_bundle: Path) -> None:
+    """Its stderr is a pipe that is full from the start."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    grpc_port, metrics_port = free_ports(2)
+    command = [sys.executable, "-m", "service", "--models", str(tiny_bundle.parents[1]), "--host", "127.0.0.1"]
+    command += ["--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port), "--drain-seconds", "0"]
+    with subprocess.Popen(command, stderr=writing) as server:
+        try:
+            os.close(writing)
+            with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+                watch = HealthStub(channel).Watch(HealthCheckRequest(), timeout=120, wait_for_ready=True)
+                assert any(answer.status == HealthCheckResponse.SERVING for answer in watch)
+                watch.cancel()
+            server.terminate()
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+            os.close(reading)
