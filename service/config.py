@@ -1,9 +1,8 @@
 """Every setting, declared once: a field here is the flag, the environment variable, the help text and the README row.
 
-A flag wins over its environment variable (`--grpc-port`, `MHSA_GRPC_PORT`), which wins over the default. A variable
-that starts with MHSA_ and is no setting stops the start: it is a typing error. But Kubernetes tells every pod of every
-Service in its namespace, so Services called mhsa-serve or mhsa-grpc bring MHSA_SERVE_SERVICE_HOST,
-MHSA_SERVE_PORT_8001_TCP and even MHSA_GRPC_PORT=tcp://10.0.0.7:8001. What has that form is passed over.
+A flag wins over its environment variable (`--grpc-port`, `MHSA_GRPC_PORT`), which wins over the default. An unknown
+variable that starts with MHSA_ stops the start, as a typing error. Ignored are those that Kubernetes sets in every pod
+for Services called mhsa-serve or mhsa-grpc: MHSA_SERVE_SERVICE_HOST, or MHSA_GRPC_PORT=tcp://10.0.0.7:8001.
 """
 
 import argparse
@@ -41,7 +40,7 @@ class Settings:
     grpc_port: int = _setting("port of the gRPC server; 0 takes a free one", default=8001)
     metrics_port: int = _setting("port of Prometheus' /metrics, and of /health; 0 takes a free one", default=8002)
     device: Device = _setting(
-        "cuda stops the start if it cannot really run on CUDA; auto takes CUDA if it works and says what it took",
+        "cuda: start only if CUDA works; auto: use CUDA if it works, and log the choice",
         default="auto",
     )
     precision: PrecisionChoice = _setting(
@@ -59,7 +58,7 @@ class Settings:
     max_queued_sequences: int = _setting("sequences waiting per model, likewise", default=16384)
     max_requests_in_flight: int = _setting("requests per model that have come and are not answered", default=4096)
     max_bytes_in_flight: int = _setting(
-        "bytes that they hold per model, their answers included", default=512 * 1024 * 1024
+        "bytes that these requests and their answers hold per model", default=512 * 1024 * 1024
     )
     max_wait_seconds: float = _setting(
         "how long a run that is not full may wait for company; 0 starts it as soon as a runner is free", default=0.0
@@ -78,12 +77,12 @@ class Settings:
         default=None,
     )
     fairness: Fairness = _setting(
-        "who has a share of the server: each holder of a token; each tenant, whom a gateway names in the metadata key "
-        "mhsa-tenant (the token's holder where it names none); or none, and all are one",
+        "who gets a fair share: token: each holder of a token; tenant: each tenant, named by a gateway in the metadata "
+        "key mhsa-tenant, else the token's holder; none: all callers together",
         default="token",
     )
     tenant_weights: Mapping[str, float] = _setting(
-        "NAME=WEIGHT,...: shares of these holders or tenants beside the others' 1, from 0.001 to 1000",
+        "NAME=WEIGHT,...: share of each of these holders or tenants, from 0.001 to 1000; the others have 1",
         default_factory=dict,
     )
     tls_cert: Path | None = _setting(
@@ -95,7 +94,7 @@ class Settings:
     )
     grace_seconds: float = _setting("after the drain: time for accepted requests to finish", default=30.0)
     max_connection_age_seconds: float = _setting(
-        "after this long, give or take a tenth, a connection is asked to end, and its caller looks up the servers "
+        "after this time, give or take a tenth, a connection is asked to end, so that the client looks up the servers "
         "again; 0: never",
         default=300.0,
     )
@@ -106,7 +105,7 @@ class Settings:
     log_level: LogLevel = _setting("least severe level that is logged: debug, info, warning or error", default="info")
     log_format: LogFormat = _setting("json writes one object a line, text is for people", default="text")
     otlp_endpoint: str | None = _setting(
-        "OTLP collector that gets traces by gRPC, http://HOST:4317, or https:// for TLS; without it nothing is traced",
+        "OTLP collector for traces by gRPC: http://HOST:4317, or https:// for TLS; without it nothing is traced",
         default=None,
     )
 

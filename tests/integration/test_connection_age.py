@@ -20,8 +20,8 @@ from tests.integration.server_process import TestedServer
 if TYPE_CHECKING:
     from protos.encoder_pb2_grpc import EncoderServiceAsyncStub
 
-AGE = ("--max-connection-age-seconds", "0.3", "--max-connection-age-grace-seconds", "4")
-# Each ends itself after half the grace, long after its connection was asked to end.
+AGE = ("--max-connection-age-seconds", "0.3", "--max-connection-age-grace-seconds", "8")
+# Each ends itself after half the grace: long after its connection was asked to end, and 4 s before gRPC would cut it.
 NUM_STREAMS = 2
 NUM_CONNECTIONS = 6
 REQUEST = pb.EncodeRequest(token_ids=np.full(20, 7, "<i4").tobytes(), lengths=[20])
@@ -88,7 +88,7 @@ def test_a_stream_is_told_to_go_on_with_another_before_its_connection_is_cut(tin
                 num_answers, error = stream_for(channel, 60.0)
                 assert error is not None
                 assert error.code() is grpc.StatusCode.UNAVAILABLE
-                assert error.details() == "the stream has been open for 2 s; go on with another"
+                assert error.details() == "the stream has been open for 4 s; go on with another"
                 assert num_answers > 0
 
 
