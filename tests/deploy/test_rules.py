@@ -188,6 +188,7 @@ def test_pages_come_sooner_and_more_often_than_tickets() -> None:
     (pages,) = route["routes"]
     assert (pages["group_wait"], route["group_wait"]) == ("10s", "30s")
     assert (pages["repeat_interval"], route["repeat_interval"]) == ("1h", "12h")
+    assert route["group_interval"] == "5m"
     assert route["group_by"] == ["alertname", "namespace", "job"], "one message for a deployment"
     assert not pages.keys() & {"group_by", "group_interval", "continue"}
 
