@@ -10,7 +10,7 @@ from service.cpu import available_cpus
 
 @pytest.fixture(autouse=True)
 def _sixteen_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(os, "sched_getaffinity", {0: set(range(16))}.__getitem__)  # 0 is this process
 
 
 def cpus(root: Path, files: dict[str, str], memberships: str = "0::/\n") -> int:
