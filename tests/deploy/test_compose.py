@@ -208,6 +208,9 @@ def test_scrapes_rules_and_dashboards_go_by_one_interval_and_one_job() -> None:
 
 
 def test_dashboards_find_their_data_source_and_stay_as_their_files_are() -> None:
+    files = ("datasources/prometheus.yml", "dashboards/mhsa-serve.yml")
+    versions = [yaml.safe_load((GRAFANA / "provisioning" / file).read_text())["apiVersion"] for file in files]
+    assert versions == [1, 1], "without it Grafana reads another format"
     [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
     [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/mhsa-serve.yml").read_text())["providers"]
     assert (source["type"], source["isDefault"]) == ("prometheus", True)
