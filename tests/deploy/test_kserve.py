@@ -44,6 +44,7 @@ def test_the_service_asks_for_what_the_runtime_offers() -> None:
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
     (offered,) = runtime["spec"]["supportedModelFormats"]
+    assert offered["autoSelect"], "services that name no runtime get this one"
     assert model["modelFormat"] == {"name": offered["name"], "version": offered["version"]}
     assert f"{offered['name']}/{offered['version']}" == FORMAT
 
