@@ -24,7 +24,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     name, *arguments = sys.argv[1:] or [""]
     code = _COMMANDS[name](arguments) if name in _COMMANDS else _serve(sys.argv[1:])
-    logging.shutdown()
+    _flush_log()
     with contextlib.suppress(OSError):  # nobody reads it, or its disk is full; the exit code is still to be told
         sys.stdout.flush()
     # A thread that ONNX Runtime holds, loading a model or in a run that would not end, aborts the process if it comes
@@ -81,10 +81,15 @@ def _healthcheck(arguments: Sequence[str]) -> int:
 
 
 def _complain(line: str) -> None:
-    for handler in logging.getLogger().handlers:
-        handler.flush()  # this is the last line
+    _flush_log()  # this is the last line
     with contextlib.suppress(OSError):
         sys.stderr.write(line)
+
+
+def _flush_log() -> None:
+    """Not `logging.shutdown`, whose handler of last resort waits for stderr, and so for ever where nobody reads it."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def _open_standard_streams() -> None:
