@@ -28,7 +28,8 @@ Rows = Mapping[str, Measure]
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-    return run_comparison("benchmarks", lambda: _run(options, Console(width=160, highlight=False)))
+    console = Console(width=160, highlight=False)
+    return run_comparison("benchmarks", lambda work: _run(options, work, console))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -46,12 +47,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parse_comparison(parser, arguments)
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
+def _run(options: argparse.Namespace, work: Path, console: Console) -> int:
     stopwatch = Stopwatch()
     console.print(machine.describe())
     bundle = read_bundle(options.bundle)
     console.print(f"{bundle.manifest.name}, fp32, bundle {bundle.digest[:16]}\nstarting ...")
-    with open_field(bundle, options.checkpoint) as field:
+    with open_field(bundle, options.checkpoint, work) as field:
         rows = {trace: _rows(field, trace, options, console) for trace in TRACES}
         with stopwatch.during_rounds():
             slices = _run_rounds(rows, options.rounds, console)

@@ -3,6 +3,7 @@
 import argparse
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,11 +42,15 @@ def is_chosen(name: str, only: Sequence[str] | None) -> bool:
     return not only or any(text in name for text in only)
 
 
-def run_comparison(prog: str, compare: Callable[[], int]) -> int:
-    """The exit code: that of `compare`, 2 with one line on what stopped it, or 130 for Ctrl-C and SIGTERM."""
+def run_comparison(prog: str, compare: Callable[[Path], int]) -> int:
+    """The exit code: that of `compare`, 2 with one line on what stopped it, or 130 for Ctrl-C and SIGTERM.
+
+    `compare` gets a directory to work in, which is gone afterwards.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return compare()
+        with tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-") as work:
+            return compare(Path(work))
     except (BenchmarkError, LoadError, ServerProcessError, StartupError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,6 @@ take no CPU.
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -53,10 +52,9 @@ class Field:
 
 
 @contextmanager
-def open_field(bundle: Bundle, checkpoint: Path | None) -> Iterator[Field]:
-    """Start everything, one after the other. Raises `BenchmarkError` or `ServerProcessError`."""
+def open_field(bundle: Bundle, checkpoint: Path | None, work: Path) -> Iterator[Field]:
+    """Start everything, one after the other, with files in `work`. Raises `BenchmarkError` or `ServerProcessError`."""
     with ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-")))
         padded_graph = _export_padded(checkpoint or _packaged_checkpoint(), work)
         models = models_directory(bundle, work)
         yield Field(

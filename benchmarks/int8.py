@@ -9,7 +9,6 @@ import argparse
 import io
 import logging
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -66,12 +65,8 @@ class Figures:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-
-    def compare() -> int:
-        with tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-") as work:
-            return _run(options, Path(work), Console(width=140, highlight=False))
-
-    return run_comparison("benchmarks.int8", compare)
+    console = Console(width=140, highlight=False)
+    return run_comparison("benchmarks.int8", lambda work: _run(options, work, console))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

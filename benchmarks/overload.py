@@ -9,7 +9,6 @@ comes with two, chosen with a knowledge of capacity that nobody has when it is d
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -136,12 +135,8 @@ def plan(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-
-    def compare() -> int:
-        with tempfile.TemporaryDirectory(prefix="mhsa-benchmarks-") as work:
-            return _run(options, Path(work), Console(width=160, highlight=False))
-
-    return run_comparison("benchmarks.overload", compare)
+    console = Console(width=160, highlight=False)
+    return run_comparison("benchmarks.overload", lambda work: _run(options, work, console))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

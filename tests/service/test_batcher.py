@@ -94,6 +94,13 @@ def request(
     return Request(sequences, wants_tokens=wants_tokens, arrival=time.monotonic(), deadline=deadline, priority=priority)
 
 
+HANGS_AND_DIES_SOON = {
+    "batcher.WATCH_SECONDS": 0.01,
+    "supervisor.HANG_SECONDS": 0.05,
+    "supervisor.DEATH_SECONDS": 0.05,
+}
+
+
 def hasten(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> None:
     """Set the batcher's and the supervisor's times, by module and name."""
     for name, value in seconds.items():
@@ -468,14 +475,7 @@ async def test_runs_that_callers_leave_after_suspiciously_long_are_faults(monkey
 
 
 async def test_a_test_that_does_not_end_is_a_hang_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasten(
-        monkeypatch,
-        {
-            "batcher.WATCH_SECONDS": 0.01,
-            "supervisor.HANG_SECONDS": 0.05,
-            "supervisor.DEATH_SECONDS": 0.05,
-        },
-    )
+    hasten(monkeypatch, HANGS_AND_DIES_SOON)
     async with running() as bench:
         never = threading.Event()
         monkeypatch.setattr(bench.batcher, "_test_engine", lambda: never.wait(30))
@@ -533,14 +533,7 @@ async def test_a_drain_starts_what_waits_for_company() -> None:
 
 
 async def test_a_run_that_cannot_even_be_stopped_ends_in_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasten(
-        monkeypatch,
-        {
-            "batcher.WATCH_SECONDS": 0.01,
-            "supervisor.HANG_SECONDS": 0.05,
-            "supervisor.DEATH_SECONDS": 0.05,
-        },
-    )
+    hasten(monkeypatch, HANGS_AND_DIES_SOON)
     async with running() as bench:
         blocked = await bench.block()
         with pytest.raises(RequestError, match="died"):
